@@ -92,7 +92,7 @@ def import_configuration(
     )
     stream = StringIO()
     YAML().dump(found.content, stream)
-    text = f"# From {source}, a configuration of {name}\n{stream.getvalue()}"
+    text = f"# From {source}, a configuration of {found.program or name}\n{stream.getvalue()}"
     run = runfile.loads(text, file=str(file or Path(source).with_suffix(".yaml")))
     refusals = [f"the {name} engine: {problem}" for problem in reader.check(run)]
     memory, cautions = plan_memory(run)

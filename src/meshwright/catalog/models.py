@@ -48,6 +48,25 @@ def model_of_repository(repository: str) -> str | None:
     return named if any(v == named and k.startswith(f"{owner}/") for k, v in known.items()) else None
 
 
+_TUNED = re.compile(r"(-(instruct|chat|it|hf|base|bnb-4bit|\d{4}))+$")
+"""Ends of the names of repositories with other weights of the same shapes."""
+
+
+def model_like(repository: str) -> str | None:
+    """Return the name of the model whose name a repository of any owner has; None: the catalogue has no such model.
+
+    Copies and fine-tuned models are called like the model whose shapes they have.
+
+    >>> [model_like(name) for name in ("NousResearch/Llama-3.2-1B", "meta-llama/Meta-Llama-3-8B-Instruct", "me/mine")]
+    ['llama3.2-1b', 'llama3-8b', None]
+    """
+    name = _TUNED.sub("", repository.rpartition("/")[2].lower()).removeprefix("meta-")
+    try:
+        return entry(CatalogKind.MODEL, name).name
+    except UnknownNameError:
+        return None
+
+
 @by_name
 @cache
 def model(name: str) -> Model:

@@ -154,6 +154,7 @@ class Imported:
 
     content: dict[str, Any]
     notes: tuple[str, ...]
+    program: str = ""  # whose configuration it is, where the engine is another
 
 
 def not_estimated(settings: Iterable[str]) -> list[str]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from meshwright.engines.maxtext.config.keys import known_keys as maxtext_keys
 from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
+from meshwright.engines.trainers.files import trainer_of
 
 LARGEST_BYTES = 1 << 20
 QUOTING = frozenset((".md", ".rst", ".ipynb", ".html", ".txt", ".log", ".csv", ".yaml.j2"))
@@ -40,16 +41,20 @@ class Recognised:
         project: name of the project.
         engine: the engine that reads it.
         functions: functions of a module of Python, which has to be executed; empty for data and scripts.
+        is_part: True for a file that says how devices share the work of a run, which another file describes.
     """
 
     project: str
     engine: str
     functions: tuple[str, ...] = ()
+    is_part: bool = False
 
 
 def recognised(path: Path) -> Recognised | None:
     """Return whose configuration `path` is; None: it is none, or cannot be read as text."""
     try:
+        if path.is_dir():
+            return _of_trainer(path)
         if path.suffix in QUOTING or path.stat().st_size > LARGEST_BYTES:
             return None
         text = path.read_text(encoding="utf-8")
@@ -58,14 +63,20 @@ def recognised(path: Path) -> Recognised | None:
     if path.suffix == ".py":
         functions = tuple(MODULE.findall(text)) if "torchtitan" in text and "Trainer" in text else ()
         return Recognised(project="TorchTitan", engine="torchtitan", functions=functions) if functions else None
-    return _of_tables(text) or _of_json(text) or _of_script(path, text) or _of_yaml(path, text)
+    return _of_tables(text) or _of_json(text) or _of_script(path, text) or _of_yaml(path, text) or _of_trainer(path)
 
 
 def configurations_below(folder: Path) -> Iterator[tuple[Path, Recognised]]:
-    """Yield every configuration below `folder`, in the order of paths, without hidden folders and links."""
+    """Yield every configuration of a run below `folder`, in the order of paths, without hidden folders and links."""
     for path in sorted(folder.rglob("*")):
         is_hidden = any(part.startswith(".") for part in path.relative_to(folder).parts)
-        if not is_hidden and path.is_file() and not path.is_symlink() and (found := recognised(path)):
+        if (
+            not is_hidden
+            and path.is_file()
+            and not path.is_symlink()
+            and (found := recognised(path))
+            and not found.is_part
+        ):
             yield path, found
 
 
@@ -111,6 +122,12 @@ def _of_script(path: Path, text: str) -> Recognised | None:
     ):
         return Recognised(project="Megatron-LM", engine="megatron")
     return None
+
+
+def _of_trainer(path: Path) -> Recognised | None:
+    """A configuration of a trainer, or a folder with one."""
+    found = trainer_of(path)
+    return Recognised(project=found.title, engine="native", is_part=found.shares_work) if found else None
 
 
 def _of_yaml(path: Path, text: str) -> Recognised | None:

@@ -20,6 +20,7 @@ from meshwright.cli.verbs import verb
         "meshwright import titan/meshwright_run.py --cluster h100-8x8",
         'meshwright import "train.sh --vocab-size 32000" --cluster h100-8x8',
         "meshwright import run_config.yaml --cluster h100-8x8",
+        'meshwright import "axolotl.yml max_steps=500" --cluster h100-8x1',
         "meshwright import --survey torchtitan --json",
     ],
 )
@@ -41,7 +42,12 @@ def command() -> None:
     CONFIG for Megatron-LM: a shell script that calls pretrain_gpt.py, a file of its arguments (NAME.args), or the YAML
     of its tests, with options behind it (`"train.sh TP=4 --vocab-size 32000"`). For Megatron-Bridge: the YAML of its
     configurations, as in its checkpoints, with overrides in files and behind it
-    (`"run_config.yaml more.yaml train.train_iters=100"`).
+    (`"run_config.yaml more.yaml train.train_iters=100"`). For Primus: its YAML.
+
+    CONFIG for a trainer on PyTorch's FSDP or DeepSpeed: YAML or JSON of TrainingArguments of Hugging Face transformers,
+    TRL, axolotl, LLaMA-Factory, torchtune or litgpt, with files of accelerate and DeepSpeed and with settings behind it
+    (`"train.yaml accelerate.yaml max_steps=100"`), or a folder with these files. The run is of the native engine, and
+    its estimate of the trainer's software.
 
     --survey prints a table of all configurations below a folder, recognised by their content: read, read with notes,
     or refused with the first reason; --json has all reasons. Nothing of the folder is executed. Without --cluster,

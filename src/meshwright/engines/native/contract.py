@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, pinned_plan, refuse
 from meshwright.engines.native.check import check
+from meshwright.engines.trainers.run_content import import_trainer as import_run
 from meshwright.errors import InputError
 from meshwright.records.training import Record, read_record
 from meshwright.specs.run import Run
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.engines.native.prepared import PreparedRun
     from meshwright.engines.observer import TrainingObserver
 
-__all__ = ["check", "expected", "launch", "launch_observed", "lower", "prepare", "read"]
+__all__ = ["check", "expected", "import_run", "launch", "launch_observed", "lower", "prepare", "read"]
 
 RUN_FILE = "run.yaml"
 

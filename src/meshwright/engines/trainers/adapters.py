@@ -1,0 +1,91 @@
+"""Adapters and the format of their frozen base, as trainers state them, in the words of a run file."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from meshwright.engines.trainers.settings import Settings
+from meshwright.errors import InputError
+from meshwright.runfile.synonyms import LORA_TARGETS
+
+ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
+ALL = (*ATTENTION, *MLP)
+EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
+"""A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
+
+
+def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
+    """Return the run file's task; empty where every parameter is trained. `kind`: lora, qlora, or as the files say."""
+    name = kind or settings.text("adapter") or "none"
+    if name == "none":
+        for setting in ("in_4_bits", "quantised_bits"):
+            value = settings.get(setting)
+            if value and value not in (16, 32):
+                raise InputError(f"{settings.key(setting)}: only adapters train on a quantised base", got=str(value))
+        return {}
+    rank, alpha = settings.count("rank"), settings.number("alpha")
+    if alpha is None and rank and (per_rank := settings.number("alpha_per_rank")):
+        alpha = per_rank * rank
+    if rank is None or alpha is None:
+        raise InputError(f"adapters need {settings.key('rank')} and {settings.key('alpha')}")
+    if settings.truth("rank_stabilised"):  # scaled by the root of the rank, not by the rank
+        alpha *= rank**0.5
+    found = {
+        "rank": rank,
+        "alpha": float(alpha),
+        "dropout": settings.number("dropout") or 0.0,
+        "targets": _targets(settings),
+        "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
+    }
+    if settings.truth("adapted_head"):
+        settings.notes.append(f"{settings.key('adapted_head')}: adapters of the output head are not carried over")
+    return {"task": "lora", "lora": found}
+
+
+def _base_format(settings: Settings) -> str:
+    bits = settings.count("quantised_bits")
+    if bits not in (None, 4, 8):
+        raise InputError(f"{settings.key('quantised_bits')}: run files do not have it", got=bits, allowed="4, 8")
+    if bits == 4 or settings.truth("in_4_bits"):
+        return "nf4_double" if settings.truth("double_quantised") else "nf4"
+    if bits == 8 or settings.truth("in_8_bits"):
+        return "int8"
+    return settings.text("codes") or "full"
+
+
+def _targets(settings: Settings) -> list[str]:
+    """Return the adapted matrices. Raises InputError for modules that run files do not adapt."""
+    given = settings.get("targets") if "targets" in settings.given or not settings.truth("all_linear") else None
+    found = {name for name in ATTENTION if settings.truth(f"adapted_{name}")}
+    found |= {*MLP} if settings.truth("adapted_mlp") else set()
+    found |= {*ALL} if settings.truth("all_linear") else set()
+    for name in _names(given, settings):
+        if name in ("all", "all-linear"):
+            found |= {*ALL}
+        elif name in LORA_TARGETS:
+            found |= {*LORA_TARGETS[name].split(", ")}
+        else:
+            allowed = ", ".join(("all-linear", *LORA_TARGETS))
+            raise InputError(
+                f"{settings.key('targets')}: a module that run files do not adapt", got=name[:80], allowed=allowed
+            )
+    if not found:
+        raise InputError(f"{settings.key('targets')}: the configuration names no module to adapt")
+    return [name for name in (*ATTENTION, "qkv", *MLP) if name in found]
+
+
+def _names(given: Any, settings: Settings) -> list[str]:
+    """Return the names of modules in a list, in a text with commas, or in a pattern of paths."""
+    if given is None:
+        return []
+    if isinstance(given, list) and all(isinstance(one, str) for one in given):
+        return [one.rpartition(".")[2] for one in given]
+    if not isinstance(given, str):
+        raise InputError(f"{settings.key('targets')}: must be names of modules", got=str(given)[:80])
+    if (pattern := EVERY_LAYER.fullmatch(given[:200])) and len(given) <= 200:
+        blocks, names = pattern[1].split("|"), pattern[2].split("|")
+        of = {"mlp": {"gate", "up", "down"}, "self_attn": {"q", "k", "v", "o"}, "cross_attn": set(), "attn": set()}
+        within = set().union(*(of.get(block, set()) for block in blocks))
+        return [f"{name}{pattern[3] or ''}" for name in names if name.removesuffix("_proj") in within]
+    return [one.strip() for one in given.split(",") if one.strip()]

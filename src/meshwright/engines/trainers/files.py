@@ -1,0 +1,182 @@
+"""Files of a trainer: read, merged with those of accelerate and DeepSpeed, and sorted into settings.
+
+"train.yaml accelerate.yaml ds.json"    files of one run, or a folder with them
+"train.yaml max_steps=100 model=phi-2"  settings behind them: keys of the trainer, then keys of the run file
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from meshwright.engines import refusals
+from meshwright.engines.base import not_estimated
+from meshwright.engines.trainers.settings import Given, Settings
+from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
+from meshwright.errors import InputError, RunFileError
+from meshwright.runfile import document as documents
+from meshwright.runfile.schema import RunFile
+
+ENDINGS = (".yaml", ".yml", ".json")
+OF_RUN_FILES = {"model": "model", "data.sequence_length": "sequence_length", "batch.micro": "micro"}
+"""Keys of a run file in place of a setting that the configuration lacks."""
+MOST_FILES = 8
+
+
+def content_of(path: Path) -> dict[str, Any]:
+    """Return a file of YAML or JSON. Raises InputError for one that cannot be read, is too large, or no mapping."""
+    text = documents.read_text(path, kind="configuration")
+    if text.lstrip().startswith("{"):
+        try:
+            found = json.loads(text)
+        except (ValueError, RecursionError):
+            found = None  # flow style of YAML, or neither: the reader of YAML says what is wrong
+        if isinstance(found, dict):
+            return found
+    read = documents.parse(text, file=str(path))
+    if read.problems:
+        raise read.error(list(read.problems))
+    return read.value
+
+
+def trainer_of(path: Path) -> TrainerTable | None:
+    """Return the table of the trainer whose configuration `path`, a file or a folder with one, is; None: of none."""
+    if path.is_dir():
+        found = [one for child in sorted(path.iterdir()) if child.is_file() and (one := trainer_of(child))]
+        return next((one for one in found if not one.shares_work), next(iter(found), None))
+    if path.suffix not in ENDINGS:
+        return None
+    try:
+        return table_of(content_of(path))
+    except InputError:
+        return None
+
+
+def read_settings(parts: list[str], *, ignore: Collection[str]) -> Settings:
+    """Return the settings of files and of what stands behind them.
+
+    Raises InputError with all keys that are not known, and for files that cannot be read or that contradict each other.
+    """
+    paths = [one for part in parts if "=" not in part for one in _files(Path(part))]
+    found: list[tuple[TrainerTable, Path, dict[str, Any]]] = []
+    for path in paths:
+        content = content_of(path)
+        if (kind := table_of(content)) is None:
+            raise InputError("not a configuration of a trainer that is read", got=str(path))
+        found.append((kind, path, content))
+    trainers = [one for one in found if not one[0].shares_work]
+    if len(trainers) > 1:
+        names = ", ".join(f"{path} ({kind.title})" for kind, path, _ in trainers)
+        raise InputError("several trainers' configurations are given for one run", got=names, hint="name one of them")
+    if not found:
+        raise InputError("no configuration is given", got=" ".join(parts))
+    kind, path, content = (trainers or found)[0]
+    content, overlay = _behind(parts, content, kind)
+    settings = Settings(table=kind, file=path, overlay=overlay)
+    unknown: dict[str, None] = {}
+    queue = [(kind, path, content), *(one for one in found if one[1] != path)]
+    for number, (of, file, values) in enumerate(queue):
+        if number >= MOST_FILES:
+            raise InputError("configurations name more files than one run has", got=str(file), allowed=MOST_FILES)
+        present = {given.resolve() for _, given, _ in queue}
+        queue += [one for one in _sort(of, file, values, settings, unknown) if one[1].resolve() not in present]
+    known = {key: None for one in {id(t): t for t, _, _ in queue}.values() for key in one.keys}
+    refusals.unknown_keys(unknown, known, program=kind.title, ignore=ignore)
+    settings.notes += refusals.ignored_note(ignore)
+    settings.notes += not_estimated(settings.unestimated)
+    if settings.refused:
+        reasons = "; ".join(f"{reason}: {', '.join(keys)}" for reason, keys in settings.refused.items())
+        raise InputError(f"{path}: settings that run files cannot express: {reasons}")
+    return settings
+
+
+def _files(path: Path) -> list[Path]:
+    """Return the files of a folder that are of trainers, or the one file."""
+    if not path.is_dir():
+        return [path]
+    return [child for child in sorted(path.iterdir()) if child.is_file() and trainer_of(child) is not None]
+
+
+def _behind(parts: list[str], content: dict[str, Any], kind: TrainerTable) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return `content` with `key=value` laid over it, and those that are keys of a run file."""
+    overlay: dict[str, str] = {}
+    for part in parts:
+        key, equals, _ = part.partition("=")
+        if not equals or not key:
+            continue
+        head, dot, _ = key.partition(".")
+        is_own = kind.knows(key) or (key in content and not isinstance(content[key], Mapping))
+        if not is_own and head in RunFile.__dataclass_fields__ and (dot or key in OF_RUN_FILES):
+            overlay[key] = part
+            continue
+        content = documents.override(documents.RunFileDocument(file="", value=content), part).value
+    return content, overlay
+
+
+def _flat(kind: TrainerTable, content: Mapping[Any, Any], above: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        key = f"{above}{name}"
+        if isinstance(value, Mapping) and kind.has_below(key):
+            found |= _flat(kind, value, f"{key}.")
+        else:
+            found[key] = value
+    return found
+
+
+def _sort(
+    kind: TrainerTable, file: Path, content: dict[str, Any], settings: Settings, unknown: dict[str, None]
+) -> list[tuple[TrainerTable, Path, dict[str, Any]]]:
+    """Sort the keys of one file into `settings`; return DeepSpeed's configuration where it names or holds one."""
+    named = []
+    if not kind.shares_work and isinstance(inline := content.get("deepspeed"), Mapping):
+        content = {key: value for key, value in content.items() if key != "deepspeed"}
+        named.append((table("deepspeed"), file / "deepspeed", dict(inline)))
+    for key, value in _flat(kind, content).items():
+        if value is None or (value == "auto" and kind.title == "DeepSpeed"):
+            continue
+        setting = kind.keys.get(key)
+        if setting == "deepspeed":
+            if not kind.is_off(key, value):
+                named.append(_deepspeed(value, file=file, key=key))
+        elif setting is not None:
+            settings.give(setting, Given(value=value, key=key, file=file), of=kind)
+        elif not kind.knows(key):
+            unknown[key] = None
+        elif not kind.is_off(key, value):
+            _class_of(kind, key, f"{key}: {_short(value)}", settings)
+    for setting, default in kind.defaults.items():
+        settings.defaults.setdefault(setting, default)
+    return named
+
+
+def _class_of(kind: TrainerTable, key: str, text: str, settings: Settings) -> None:
+    """Note or refuse a key that has no setting, unless it is without effect."""
+    if matching(key, kind.not_carried):
+        settings.notes.append(f"{text} is not carried over")
+    elif entry := matching(key, kind.refused):
+        settings.refused.setdefault(kind.refused[entry], []).append(text)
+    elif matching(key, kind.not_estimated):
+        settings.unestimated.append(text)
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value, default=str)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _deepspeed(value: Any, *, file: Path, key: str) -> tuple[TrainerTable, Path, dict[str, Any]]:
+    """Return the file that a configuration names, which lies in its folder or, as projects name it, in one above."""
+    if not isinstance(value, str):
+        raise InputError(f"{key}: must be the path of a file, or its content", got=_short(value))
+    places = [folder / value for folder in file.absolute().parents]
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
+        hint = 'name a file that is there: "CONFIG deepspeed=PATH", or give it behind the configuration'
+        raise InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)
+    try:
+        return table("deepspeed"), path, content_of(path)
+    except RunFileError as error:
+        raise InputError(f"{key} of {file}: {error.message}", hint=error.hint) from None

@@ -1,0 +1,378 @@
+"""Settings of trainers as run files.
+
+The run is of the engine `native`, and estimates are of the trainer's own software (`stack.framework`). A step has
+micro-batch x accumulation x data-parallel ranks sequences.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+from meshwright.catalog.models import model_like, model_of_repository
+from meshwright.engines.base import Imported, StatedCluster, not_estimated
+from meshwright.engines.trainers.adapters import lora_task
+from meshwright.engines.trainers.files import OF_RUN_FILES, read_settings
+from meshwright.engines.trainers.settings import Given, Settings
+from meshwright.errors import InputError, MeshwrightError
+from meshwright.hub import is_hub_name
+from meshwright.runfile import document as documents
+from meshwright.specs.features import AttentionKernel, runs_on
+from meshwright.specs.hardware import Cluster
+
+STAGES = ("none", "optimizer", "gradients", "parameters")
+"""Sharding by the stage of ZeRO."""
+FSDP = {
+    "full_shard": "parameters", "1": "parameters", "shard_grad_op": "gradients", "2": "gradients",
+    "no_shard": "none", "3": "none", "hybrid_shard": "parameters", "4": "parameters",
+    "hybrid_shard_zero2": "gradients", "5": "gradients",
+}  # fmt: skip
+"""Sharding by the strategies of PyTorch's first FSDP, by name and by number."""
+NEEDED = {"model": "NAME", "sequence_length": "TOKENS", "micro": "SEQUENCES", "learning_rate": "RATE"}
+"""Settings without which there is no run, with what messages write for a value."""
+ATTENTION_KEYS = {"xformers": "xformers", "fa2": "flash_attention_2", "flex": "flex_attention", "eager": "eager"}
+"""Value of the setting `attention` for each older switch `attention_...`."""
+
+
+def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that configurations of a trainer describe, without the keys of `ignore`.
+
+    Raises InputError for what cannot be read or expressed in a run file, and for what is missing, all at once.
+    """
+    from meshwright.runfile import named_cluster
+
+    try:
+        parts = shlex.split(source)
+    except ValueError as error:
+        raise InputError(f"not a configuration and settings: {error}", got=source) from None
+    settings, target = read_settings(parts, ignore=ignore), named_cluster(cluster, may_have_parts=True)
+    over = documents.RunFileDocument(file="", value={})
+    for part in settings.overlay.values():
+        over = documents.override(over, part)
+    given = {"sequence_length": over.value.get("data", {}), "micro": over.value.get("batch", {})}
+    for setting, section in given.items():
+        if setting in section:
+            settings.given[setting] = Given(value=section[setting], key=setting, file=settings.file)
+    component, kind = _builder(settings)
+    _ask(settings)
+    task = lora_task(settings, kind=kind)
+    parallel = _parallel(settings, target)
+    precision = _precision(settings, is_full=not task)
+    content: dict[str, Any] = {
+        **_model(settings, component=component, instead=over.value.get("model")),
+        "data": {"sequence_length": settings.count("sequence_length")},
+        "batch": _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"]),
+        "optimizer": _optimizer(settings),
+        "precision": precision,
+        "cluster": cluster,
+        "parallel": parallel,
+        "engine": "native",
+        "stack": _stack(settings, target, precision=precision),
+        "train": _train(settings),
+        **task,
+    }
+    settings.notes.append("data are not carried over: the run has random tokens, which fill every sequence")
+    if not settings.truth("packing"):
+        settings.notes.append(
+            f"samples are not packed: shorter ones are padded to the longest of their batch, at most "
+            f"{settings.count('sequence_length')} tokens; the estimate has batches of full sequences"
+        )
+    whole = documents.RunFileDocument(file="", value=content)
+    for key, part in settings.overlay.items():
+        whole = whole if key in OF_RUN_FILES else documents.override(whole, part)
+    return Imported(content=whole.value, notes=tuple(dict.fromkeys(settings.notes)), program=settings.table.title)
+
+
+def _builder(settings: Settings) -> tuple[str | None, str | None]:
+    """Return the model and the adapters that a component of Python, `torchtune.models.FAMILY.qlora_NAME`, builds."""
+    name = settings.get("model")
+    if settings.key("model") != "model._component_" or not isinstance(name, str):
+        return None, None
+    component = name.rpartition(".")[2]
+    kind = next((kind for kind in ("qlora", "lora") if component.startswith(f"{kind}_")), "none")
+    return component.removeprefix(f"{kind}_"), kind
+
+
+def _ask(settings: Settings) -> None:
+    """Raise one InputError with all that is missing, and the words that would give it."""
+    has_batch = settings.get("global_sequences") is not None
+    of_run = {setting: key for key, setting in OF_RUN_FILES.items()} | {"learning_rate": "optimizer.learning_rate"}
+    missing = [
+        name
+        for name in NEEDED
+        if settings.get(name) is None and of_run[name] not in settings.overlay and not (name == "micro" and has_batch)
+    ]
+    if not missing:
+        return
+    asked = [f"{settings.table.key_of(name) or of_run[name]}={NEEDED[name]}" for name in missing]
+    hint = f'give it behind the file: "{settings.file.name} {" ".join(asked)}"'
+    if settings.table.shares_work:
+        hint = f"{hint}; a configuration of {settings.table.title} stands beside one of a trainer: name that too"
+    raise InputError(f"{settings.file} needs {', '.join(asked)}", hint=hint)
+
+
+def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[str, Any]:
+    """Return the model and its weights. Raises InputError for a model that is not known, with the way on."""
+    from meshwright.runfile import named_model
+
+    given = component or settings.get("model")
+    name = instead or given
+    if not isinstance(name, str):
+        raise InputError(f"{settings.key('model')}: must be a model's name", got=str(name)[:80])
+    known = settings.values("model").get(name.lower(), name)
+    path = Path(known)
+    if not is_hub_name(known) and not path.exists() and is_hub_name("/".join(path.parts[-2:])):
+        known = "/".join(path.parts[-2:])  # `checkpoints/OWNER/NAME` of litgpt
+    exact = model_of_repository(known)
+    like = None if exact or path.exists() else model_like(known)
+    if like and known != like:
+        settings.notes.append(f"{settings.key('model')}: {name} is read as {like} of the catalogue, by its name")
+    try:
+        found = named_model(exact or like or known)
+    except MeshwrightError as error:
+        hint = f'"{settings.file.name} model=NAME" has the shapes of a model of the catalogue, or of a config.json'
+        raise InputError(f"{settings.key('model')}: {name} is no model that is known: {error}", hint=hint) from None
+    is_quantised = settings.truth("in_4_bits") or settings.truth("in_8_bits")
+    key = settings.table.key_of("quantised_experts")
+    if key and found.experts is not None and is_quantised and not settings.truth("quantised_experts"):
+        settings.notes += not_estimated([f"experts in 16 bits, as {key} is not set: base_format is of all matrices"])
+    weights = settings.get("weights") or (None if component or settings.truth("from_scratch") else given)
+    is_place = isinstance(weights, str) and ("/" in weights)
+    return {"model": exact or like or known} | ({"weights": weights} if is_place else {})
+
+
+def _parallel(settings: Settings, cluster: Cluster) -> dict[str, Any]:
+    """Return the plan. Raises InputError for degrees and numbers of processes that are not those of the cluster."""
+    devices = cluster.num_devices
+    _match_devices(settings, cluster)
+    inner = {name: settings.count(name) or 1 for name in ("tensor", "context")}
+    ranks, rest = divmod(devices, inner["tensor"] * inner["context"])
+    if rest:
+        raise InputError(f"degrees of {inner} do not divide the {devices} devices of the cluster")
+    sharding, is_hybrid = _sharding(settings)
+    stated = {name: settings.count(name, least=-1) or 0 for name in ("data_shard", "data_replicate")}
+    shard, replicate = (max(0, degree) for degree in stated.values())
+    if shard > 1 and sharding == "none":
+        sharding = "parameters"
+    if is_hybrid and not shard and cluster.devices_per_node < devices:
+        shard = max(1, cluster.devices_per_node // (inner["tensor"] * inner["context"]))
+    is_shard_stated = stated["data_shard"] > 0
+    shard = shard or ranks // max(1, replicate)
+    replicate = replicate or (1 if is_shard_stated else ranks // shard)
+    if shard * replicate != ranks:
+        got = f"{shard} sharded x {replicate} replicated"
+        raise InputError(f"data-parallel ranks are not the {ranks} of the cluster", got=got)
+    is_offloaded = any(_device(settings, name) for name in ("offload_optimizer", "offload_parameters"))
+    if _device(settings, "offload_parameters"):
+        settings.notes += not_estimated([f"{settings.key('offload_parameters')}: parameters in host memory"])
+    return {
+        "data_shard": shard, "data_replicate": replicate, **inner, "expert": settings.count("expert") or 1,
+        "sequence_parallel": settings.truth("sequence_parallel"), "sharding": sharding,
+        "recompute": _recompute(settings, devices=devices),
+        "offload": "optimizer" if is_offloaded else "none",
+    }  # fmt: skip
+
+
+def _match_devices(settings: Settings, cluster: Cluster) -> None:
+    """Raise InputError if the configuration states another number of processes than the cluster has devices."""
+    for name in ("devices", "devices_per_node"):
+        found = 0 if settings.get(name) in ("auto", "-1", -1) else settings.count(name, least=0) or 0
+        nodes = (settings.count("nodes") or 1) if name == "devices_per_node" else 1
+        if found and found * nodes != cluster.num_devices:
+            size = f"{found}x{nodes}" if name == "devices_per_node" else f"{min(found, 8)}x{max(1, found // 8)}"
+            hint = f"--cluster {cluster.accelerator.name}-{size}"
+            got = f"{found * nodes} devices, by {settings.key(name)}"
+            raise InputError(f"the cluster has {cluster.num_devices} devices", got=got, hint=hint)
+
+
+def _sharding(settings: Settings) -> tuple[str, bool]:
+    """Return what data-parallel ranks shard, and True for groups of one node each that hold copies."""
+    stage, distributed = settings.count("zero_stage", least=0), settings.text("distributed")
+    if stage is not None:
+        if stage >= len(STAGES):
+            raise InputError(f"{settings.key('zero_stage')}: no stage of ZeRO", got=stage, allowed="0 to 3")
+        return STAGES[stage], False
+    if distributed == "deepspeed":
+        raise InputError(
+            "accelerate starts DeepSpeed, and no file says its stage", hint="give deepspeed_config.zero_stage"
+        )
+    if distributed == "none":
+        return "none", False
+    given = settings.get("fsdp")
+    named = " ".join(given) if isinstance(given, list) and all(isinstance(x, str) for x in given) else given
+    kinds = {*re.split(r"[\s,]+", named.lower())} if isinstance(named, str) else set()
+    reshard, stated = settings.get("fsdp_reshard"), settings.get("fsdp_sharding")
+    kinds |= {str(one).lower() for one in (reshard, stated) if one is not None and not isinstance(one, bool)}
+    kinds -= {"", "auto_wrap", "true", "false"}
+    if "offload" in kinds:
+        settings.give("offload_parameters", Given(value=True, key="fsdp", file=settings.file), of=settings.table)
+    if unknown := kinds - {*FSDP, "offload"}:
+        raise InputError(
+            f"{settings.key('fsdp')}: no strategy of FSDP", got=", ".join(sorted(unknown)), allowed=", ".join(FSDP)
+        )
+    switches = ("fsdp", "fsdp_version", "fsdp_reshard", "fsdp_sharding")[: 4 if settings.truth("fsdp_by_config") else 1]
+    if distributed != "fsdp" and not any(settings.get(name) for name in switches):
+        return "none", False
+    found = {FSDP[kind] for kind in kinds - {"offload"}} or {"gradients" if reshard is False else "parameters"}
+    if len(found) > 1:
+        raise InputError("two strategies of FSDP contradict each other", got=", ".join(sorted(kinds)))
+    return found.pop(), any(kind.startswith("hybrid") or kind in ("4", "5") for kind in kinds)
+
+
+def _device(settings: Settings, name: str) -> bool:
+    """Return True where states or parameters lie in host memory, or behind it."""
+    value = settings.get(name)
+    return str(value).lower() in ("cpu", "nvme") or (value is not None and value != "none" and settings.truth(name))
+
+
+def _recompute(settings: Settings, *, devices: int) -> str:
+    if settings.get("recompute") in tuple(settings.values("recompute")):
+        return settings.text("recompute") or "none"
+    is_full = settings.truth("recompute") or settings.truth("fsdp_recompute")
+    is_full |= devices > 1 and settings.truth("recompute_sharded")
+    return "full" if is_full and not settings.truth("no_recompute") else "none"
+
+
+def _batch(settings: Settings, *, ranks: int) -> dict[str, Any]:
+    """Return the batch of `ranks` data-parallel ranks. Raises InputError where it cannot be split over them."""
+    micro, total = settings.count("micro"), settings.count("global_sequences")
+    accumulated = settings.count("accumulation")
+    key = settings.key("global_sequences")
+    if total is not None and micro is None:
+        micro, rest = divmod(total, ranks * (accumulated or 1))
+        if rest or not micro:
+            raise InputError(f"{key}: cannot be split over {ranks} data-parallel ranks", got=total)
+    if micro is None:
+        raise InputError("no micro-batch is given", hint="batch.micro=SEQUENCES behind the file")
+    if total is not None and "accumulation" not in settings.given:
+        accumulated = total // ranks // micro
+        if not accumulated:
+            raise InputError(
+                f"{key}: is smaller than a micro-batch of each rank", got=total, allowed=f">= {micro * ranks}"
+            )
+    found = micro * (accumulated or 1) * ranks
+    if total is not None and found != total:
+        if settings.tables.get("global_sequences", settings.table).shares_work:
+            got = f"{total}, {micro} x {accumulated} x {ranks} ranks"
+            raise InputError(f"{key}: is not micro-batch x accumulation x ranks", got=got)
+        settings.notes.append(f"{key}: {total} sequences do not fill {ranks} ranks: {found} are read of it")
+    return {"global_sequences": found, "micro": micro}
+
+
+def _optimizer(settings: Settings) -> dict[str, Any]:
+    name, _, states = (settings.text("optimizer") or "adamw").partition(" ")
+    if settings.truth("muon"):
+        name, states = "muon", ""
+    given = settings.get("betas")
+    pair = given if isinstance(given, list) else [settings.number(f"beta{number}") for number in (1, 2)]
+    clip = settings.number("gradient_clip")
+    found: dict[str, Any] = {
+        "name": name,
+        "betas": None if None in pair else pair,
+        "learning_rate": settings.number("learning_rate"),
+        "epsilon": settings.number("epsilon") if name != "lion" else None,
+        "weight_decay": settings.number("weight_decay"),
+        "states": states,
+    }
+    found = {key: value for key, value in found.items() if value not in (None, "")}
+    return found | {"gradient_clip": clip or None} | _schedule(settings)
+
+
+def _schedule(settings: Settings) -> dict[str, Any]:
+    steps = _steps(settings)
+    kind, _, warm_up = (settings.text("schedule") or "constant").partition(" ")
+    warm = 0 if kind == "constant" and not warm_up else _warm_up(settings, steps)
+    rate, final = settings.number("learning_rate"), settings.number("final_ratio")
+    if final is None and rate and (last := settings.number("final_rate")) is not None:
+        final = last / rate
+    found: dict[str, Any] = {"schedule": kind, "warmup_steps": warm}
+    if kind == "wsd":
+        decay = settings.count("decay_steps")
+        if decay is None or steps is None:
+            raise InputError(
+                f"{settings.key('schedule')}: the decay at the end needs a number of steps",
+                hint=f"{settings.table.key_of('steps')}=STEPS and num_decay_steps",
+            )
+        found["decay_ratio"] = decay / steps
+    return found if kind == "constant" else found | {"final_ratio": final or 0.0}
+
+
+def _warm_up(settings: Settings, steps: int | None) -> int:
+    """Return the steps of warm-up; a share of an unknown number of steps is noted and is 0."""
+    given, ratio = settings.number("warmup_steps"), settings.number("warmup_ratio")
+    share = given if given is not None and 0 < given < 1 else None if given else ratio
+    if settings.get("warmup_epochs"):
+        key = settings.key("warmup_epochs")
+        settings.notes.append(f"{key} is not carried over: it is a share of an epoch, and data are not counted")
+        return 0
+    if not share:
+        return settings.count("warmup_steps", least=0) or 0
+    if steps is None:
+        key = settings.key("warmup_ratio" if share == ratio else "warmup_steps")
+        settings.notes.append(f"{key}: {share} is not carried over: it is a share of steps, whose number is not known")
+        return 0
+    found = math.floor(share * steps) if settings.truth("warmup_rounds_down") else math.ceil(share * steps)
+    if "warmup_ratio" not in settings.given and (most := settings.count("warmup_most")) and share == ratio:
+        found = min(found, most)
+    return (settings.count("warmup_of_one") or 1) if found == 1 else found
+
+
+def _steps(settings: Settings) -> int | None:
+    steps = settings.count("steps", least=-1)
+    epochs, per_epoch = settings.number("epochs"), settings.count("steps_per_epoch")
+    if per_epoch and epochs:
+        return int(per_epoch * epochs)
+    return steps if steps and steps > 0 else None
+
+
+def _train(settings: Settings) -> dict[str, Any]:
+    """Return length, seed and compilation of the run."""
+    steps, tokens = _steps(settings), settings.count("tokens")
+    found: dict[str, Any] = {"seed": settings.count("seed", least=0) or 0}
+    found |= {"compile": True} if settings.truth("compile") else {}
+    if steps:
+        return found | {"steps": steps}
+    if tokens:
+        return found | {"tokens": tokens}
+    epochs, key = settings.number("epochs"), settings.table.key_of("steps") or "train.steps"
+    settings.notes.append(
+        f"{settings.key('epochs')}: {epochs:g} of data that are not counted: the run file has no number of steps; "
+        f'"{settings.file.name} {key}=STEPS" gives one'
+        if epochs
+        else f'the run has no number of steps; "{settings.file.name} {key}=STEPS" gives one'
+    )
+    return found
+
+
+def _precision(settings: Settings, *, is_full: bool) -> str:
+    """Return the precision; weights in 32 bits beside a narrower one are noted, as no estimate of trainers has them."""
+    named, _, wide = (settings.text("precision") or "").partition(" ")
+    switches = ("fp8", "bf16", "bf16_weights", "fp16", "fp16_weights", "pure_bf16")
+    stated = [name for name in switches if name in settings.given and settings.truth(name)]
+    if not stated and not named and "bf16" not in settings.given and settings.truth("bf16"):
+        stated = ["bf16"]  # a default
+    found = stated[0].removeprefix("pure_").partition("_")[0] if stated else named or "fp32"
+    is_wide = bool(wide) or settings.text("weights_format") == "fp32" or "zero_stage" in settings.given
+    if is_full and is_wide and found != "fp32" and not settings.truth("pure_bf16"):
+        settings.notes += not_estimated([f"weights and optimizer states in 32 bits beside {found}"])
+    return found
+
+
+def _stack(settings: Settings, cluster: Cluster, *, precision: str) -> dict[str, Any]:
+    """Return the trainer's software, and switches that it states."""
+    found: dict[str, Any] = {"framework": settings.table.framework}
+    if "zero_stage" in settings.given and precision == "bf16":
+        found["gradient_format"] = "bf16"  # DeepSpeed reduces gradients in the format of training
+    for name, value in ATTENTION_KEYS.items():
+        if settings.truth(f"attention_{name}") and "attention" not in settings.given:
+            key = settings.key(f"attention_{name}")
+            settings.give("attention", Given(value=value, key=key, file=settings.file), of=settings.table)
+    names = (settings.text("attention") or "").split()
+    kernels = [name for name in names if runs_on(AttentionKernel(name), cluster.accelerator)]
+    if names and not kernels:
+        settings.notes += not_estimated([f"{settings.key('attention')}: {settings.get('attention')}"])
+    return found | ({"attention": kernels[0]} if kernels else {})

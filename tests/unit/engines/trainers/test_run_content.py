@@ -1,0 +1,333 @@
+"""Configurations of trainers as run files: small files of each project, what is refused, and hostile ones."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from ruamel.yaml import YAML
+
+from meshwright import runfile
+from meshwright.engines.recognition import recognised
+from meshwright.engines.trainers.run_content import import_trainer
+from meshwright.errors import InputError
+
+TRAINING_ARGUMENTS = {
+    "model_name_or_path": "Qwen/Qwen3-8B", "max_length": 4096, "output_dir": "out", "per_device_train_batch_size": 2,
+    "gradient_accumulation_steps": 4, "max_steps": 1000, "warmup_ratio": 0.03, "bf16": True, "learning_rate": "2e-5",
+    "gradient_checkpointing": True, "logging_steps": 5, "report_to": "wandb", "neftune_noise_alpha": None,
+}  # fmt: skip
+TRL = {
+    "model_name_or_path": "meta-llama/Llama-3.1-8B", "dataset_name": "trl-lib/Capybara", "use_peft": True, "lora_r": 32,
+    "lora_alpha": 64, "lora_target_modules": "all-linear", "load_in_4bit": True, "learning_rate": 2.0e-4,
+    "num_train_epochs": 1, "packing": True, "max_length": 2048,
+}  # fmt: skip
+AXOLOTL = {
+    "base_model": "NousResearch/Meta-Llama-3-8B", "sequence_len": 8192, "sample_packing": True, "micro_batch_size": 1,
+    "gradient_accumulation_steps": 8, "optimizer": "paged_adamw_8bit", "lr_scheduler": "cosine", "learning_rate": 2e-5,
+    "bf16": "auto", "tf32": False, "gradient_checkpointing": True, "attn_implementation": "flash_attention_2",
+    "max_steps": 200, "warmup_ratio": 0.1, "fsdp_version": 2, "cosine_min_lr_ratio": 0.1, "datasets": [{"path": "x"}],
+    "fsdp_config": {"offload_params": False, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT"},
+}  # fmt: skip
+LLAMA_FACTORY = {
+    "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "do_train": True, "template": "llama3",
+    "finetuning_type": "lora", "lora_target": "q_proj,v_proj", "cutoff_len": 1024, "per_device_train_batch_size": 1,
+    "gradient_accumulation_steps": 8, "learning_rate": 1e-4, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine",
+    "quantization_bit": 4, "fp16": True, "dataset": "identity", "save_only_model": False,
+}  # fmt: skip
+TORCHTUNE = {
+    "tokenizer": {"_component_": "torchtune.models.llama3.llama3_tokenizer", "max_seq_len": 8192},
+    "model": {
+        "_component_": "torchtune.models.llama3_1.qlora_llama3_1_70b", "lora_attn_modules": ["q_proj", "output_proj"],
+        "apply_lora_to_mlp": True, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0,
+    },
+    "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "/tmp/llama"},
+    "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
+    "optimizer": {"_component_": "torch.optim.AdamW", "lr": 3e-4, "fused": True},
+    "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
+    "lr_scheduler": {"_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+                     "num_warmup_steps": 100},
+    "batch_size": 2, "gradient_accumulation_steps": 4, "epochs": 2, "max_steps_per_epoch": 500, "dtype": "bf16",
+    "compile": True, "enable_activation_checkpointing": True, "clip_grad_norm": None, "seed": None, "device": "cuda",
+    "profiler": {"_component_": "torchtune.training.setup_torch_profiler", "enabled": False},
+}  # fmt: skip
+LITGPT = {
+    "checkpoint_dir": "checkpoints/meta-llama/Llama-2-7b-hf", "out_dir": "out", "precision": "bf16-true", "devices": 4,
+    "num_nodes": 1, "lora_r": 32, "lora_alpha": 16, "lora_query": True, "lora_key": False, "lora_mlp": True,
+    "train": {"global_batch_size": 32, "micro_batch_size": 2, "lr_warmup_steps": 10, "epochs": 2, "max_steps": 400,
+              "max_seq_length": 512, "max_norm": None, "min_lr": 6e-5},
+    "eval": {"interval": 100}, "data": {"class_path": "litgpt.data.Alpaca2k"},
+    "optimizer": {"class_path": "torch.optim.AdamW", "init_args": {"lr": 2e-4, "betas": [0.9, 0.95]}},
+}  # fmt: skip
+LITGPT_PRETRAIN = {
+    "model_name": "pythia-12b", "train": {"global_batch_size": 512, "micro_batch_size": 4, "max_seq_length": 2048},
+    "optimizer": "AdamW", "devices": 8, "num_nodes": 2,
+}  # fmt: skip
+ACCELERATE = {
+    "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16", "num_machines": 1,
+    "num_processes": 8, "fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": False},
+}  # fmt: skip
+DEEPSPEED = {
+    "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 5e8},
+    "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto",
+}  # fmt: skip
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Write configurations, import them with what stands behind them, and load the run file."""
+
+    def run(*contents, behind: str = "", cluster: str = "h100-8x1", ignore=()):
+        paths = []
+        for number, content in enumerate(contents):
+            paths.append(tmp_path / f"part{number}.{'json' if number else 'yaml'}")
+            if isinstance(content, str):
+                paths[-1].write_text(content)
+            elif number:
+                paths[-1].write_text(json.dumps(content))
+            else:
+                YAML(typ="safe").dump(content, paths[-1])
+        found = import_trainer(f"{' '.join(map(str, paths))} {behind}", cluster=cluster, ignore=ignore)
+        run.notes = found.notes
+        return runfile.from_mapping(found.content)
+
+    return run
+
+
+def test_training_arguments(read):
+    run = read(TRAINING_ARGUMENTS)
+
+    assert (run.model.name, run.weights, run.sequence_length, run.global_batch) == (
+        "qwen3-8b",
+        "Qwen/Qwen3-8B",
+        4096,
+        64,
+    )
+    assert (run.plan.micro_batch, run.plan.sharding.name, str(run.plan.recompute)) == (2, "NONE", "full")
+    assert (run.optimizer.learning_rate, run.optimizer.schedule, run.optimizer.warmup_steps) == (2e-5, "linear", 30)
+    assert (run.optimizer.betas, run.optimizer.weight_decay, run.optimizer.final_ratio) == ((0.9, 0.999), 0.0, 0.0)
+    assert (run.num_steps, run.precision.name, run.stack.framework) == (1000, "bf16", "transformers")
+
+
+def test_trl(read):
+    run = read(TRL)
+
+    assert (run.lora.rank, run.lora.alpha, run.lora.dropout, run.lora.base_format) == (32, 64.0, 0.05, "nf4")
+    assert len(run.lora.targets) == 7
+    assert str(run.plan.recompute) == "full"  # TRL's own default
+    assert run.num_steps is None
+    assert any("max_steps=STEPS" in note for note in read.notes)
+    assert not any("not packed" in note for note in read.notes)
+
+
+def test_axolotl(read):
+    run = read(AXOLOTL, cluster="h100-8x2")
+
+    assert (run.model.name, run.weights) == ("llama3-8b", "NousResearch/Meta-Llama-3-8B")
+    assert any("is read as llama3-8b of the catalogue, by its name" in note for note in read.notes)
+    assert (run.global_batch, run.plan.data_shard, run.plan.sharding.name) == (128, 16, "PARAMETERS")
+    assert (run.optimizer.name, run.optimizer.states, run.optimizer.final_ratio) == ("adamw", "int8", 0.1)
+    assert any("moves to host memory" in note or "move to host memory" in note for note in read.notes)
+    assert (run.optimizer.warmup_steps, run.stack.features.attention) == (20, "fa2")
+
+
+@pytest.mark.parametrize(("given", "steps"), [({"warmup_ratio": None}, 6), ({"warmup_steps": 0.05}, 10),
+                                              ({"warmup_steps": 7}, 7), ({"warmup_ratio": 0.005}, 2)])  # fmt: skip
+def test_warm_up_of_axolotl(read, given, steps):
+    """Its builder takes 3 % of the steps where a configuration has none, and 2 in place of 1."""
+    assert read(AXOLOTL | given).optimizer.warmup_steps == steps
+
+
+def test_llama_factory(read):
+    run = read(LLAMA_FACTORY)
+
+    assert (run.lora.rank, run.lora.alpha, run.lora.targets) == (8, 16.0, ("query", "value"))
+    assert (run.lora.base_format, run.precision.name, str(run.plan.recompute)) == ("nf4_double", "fp16", "full")
+    assert run.global_batch == 64
+
+
+def test_torchtune(read):
+    run = read(TORCHTUNE)
+
+    assert (run.model.name, run.weights, run.global_batch) == ("llama3.1-70b", "/tmp/llama", 64)
+    assert (run.lora.targets, run.lora.base_format) == (("query", "output", "gate", "up", "down"), "nf4_double")
+    assert (run.plan.sharding.name, run.num_steps, run.train.compile) == ("PARAMETERS", 1000, True)
+    assert (run.optimizer.weight_decay, run.optimizer.gradient_clip, run.stack.framework) == (0.01, None, "torchtune")
+
+
+def test_litgpt(read):
+    run = read(LITGPT, cluster="h100-4x1")
+
+    assert (run.model.name, run.global_batch, run.plan.micro_batch) == ("llama2-7b", 32, 2)
+    assert run.lora.targets == ("query", "value", "gate", "up", "down")
+    assert (run.plan.sharding.name, str(run.plan.recompute)) == ("PARAMETERS", "full")
+    assert (run.optimizer.betas, run.optimizer.warmup_steps, run.num_steps) == ((0.9, 0.95), 10, 400)
+
+
+def test_litgpt_recomputes_nothing_on_one_device(read):
+    assert str(read(LITGPT | {"devices": 1}, cluster="h100-1x1").plan.recompute) == "none"
+
+
+def test_pretraining_of_litgpt(read):
+    run = read(LITGPT_PRETRAIN, cluster="h100-8x2")
+
+    assert (run.plan.data_shard, run.plan.data_replicate, run.global_batch) == (8, 2, 512)
+    assert (run.weights, run.train.compile, str(run.plan.recompute)) == (None, True, "none")
+    assert run.optimizer.final_ratio == pytest.approx(0.04)
+
+
+def test_accelerate_and_deepspeed_beside_a_trainer(read):
+    run = read(TRAINING_ARGUMENTS, ACCELERATE)
+    assert run.plan.sharding.name == "GRADIENTS"
+
+    run = read(TRAINING_ARGUMENTS, DEEPSPEED)
+    assert (run.plan.sharding.name, str(run.plan.offload)) == ("GRADIENTS", "optimizer")
+    assert run.stack.features.gradient_format == "bf16"
+
+
+def test_a_file_names_another(read, tmp_path):
+    (tmp_path / "zero.json").write_text(json.dumps(DEEPSPEED))
+
+    assert read(LLAMA_FACTORY | {"deepspeed": "zero.json"}).plan.sharding.name == "GRADIENTS"
+    assert read(LLAMA_FACTORY | {"deepspeed": DEEPSPEED}).plan.sharding.name == "GRADIENTS"
+    with pytest.raises(InputError, match="names a file that is not here"):
+        read(LLAMA_FACTORY | {"deepspeed": "gone.json"})
+
+
+def test_a_folder_is_one_run(read, tmp_path):
+    read(AXOLOTL, ACCELERATE)
+
+    assert recognised(tmp_path).project == "axolotl"
+    found = import_trainer(str(tmp_path), cluster="h100-8x1")
+    assert found.program == "axolotl"
+    assert found.content["batch"]["global_sequences"] == 64
+
+
+@pytest.mark.parametrize(
+    ("stated", "expected"),
+    [({"fsdp": "full_shard auto_wrap"}, ("parameters", 16, 1)), ({"fsdp": ["hybrid_shard"]}, ("parameters", 8, 2)),
+     ({"fsdp": "shard_grad_op offload"}, ("gradients", 16, 1)), ({"fsdp": True}, ("parameters", 16, 1)),
+     ({"fsdp": True, "fsdp_config": {"reshard_after_forward": False}}, ("gradients", 16, 1)), ({}, ("none", 16, 1))],
+)  # fmt: skip
+def test_strategies_of_fsdp(read, tmp_path, stated, expected):
+    read(TRAINING_ARGUMENTS | stated, cluster="h100-8x2")
+    parallel = import_trainer(str(tmp_path / "part0.yaml"), cluster="h100-8x2").content["parallel"]
+
+    assert (parallel["sharding"], parallel["data_shard"], parallel["data_replicate"]) == expected
+    assert parallel["offload"] == ("optimizer" if "offload" in str(stated.get("fsdp")) else "none")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (AXOLOTL | {"rl": "dpo"}, "preference objectives.* rl: \"dpo\""),
+        (LLAMA_FACTORY | {"stage": "kto"}, "stage: \"kto\""),
+        (LLAMA_FACTORY | {"finetuning_type": "oft"}, "finetuning_type: run files do not have it"),
+        (TRL | {"num_generations": 8}, "num_generations: 8"),
+        (TRL | {"lora_modules_to_save": ["lm_head"], "use_dora": True}, "lora_modules_to_save.*use_dora"),
+        (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_target_linear": True}, "adapters need lora_r and lora_alpha"),
+        (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "Wqkv"}, "got .Wqkv"),
+        (AXOLOTL | {"lr_scheduler": "one_cycle"}, "lr_scheduler: run files do not have it"),
+        (AXOLOTL | {"optimizer": "ao_adamw_fp8"}, "optimizer: run files do not have it"),
+        (AXOLOTL | {"sequence_lem": 4}, "no such key: got 'sequence_lem'"),
+        (AXOLOTL | {"base_model": 3}, "base_model: must be a model's name"),
+        (AXOLOTL | {"base_model": "llama9-8b"}, "base_model: llama9-8b is no model that is known"),
+        (AXOLOTL | {"micro_batch_size": True}, "micro_batch_size: must be a number"),
+        (AXOLOTL | {"micro_batch_size": 1.5}, "micro_batch_size: must be a whole number"),
+        (AXOLOTL | {"micro_batch_size": 10**400}, "micro_batch_size: number is too large"),
+        (AXOLOTL | {"sequence_len": [1]}, "sequence_len: must be a number"),
+        (AXOLOTL | {"gradient_checkpointing": "maybe"}, "gradient_checkpointing: must be true or false"),
+        (AXOLOTL | {"dp_shard_size": 2}, "data-parallel ranks are not the 8"),
+        (AXOLOTL | {"tensor_parallel_size": 3}, "do not divide the 8 devices"),
+        (AXOLOTL | {"bfloat16": True, "deepspeed": {"zero_optimization": {"stage": 7}}}, "no stage of ZeRO"),
+        (AXOLOTL | {"deepspeed": 4}, "deepspeed: must be the path of a file"),
+        (LITGPT | {"devices": 2}, "the cluster has 8 devices"),
+        (TRAINING_ARGUMENTS | {"fsdp": "full"}, "no strategy of FSDP"),
+        (TRAINING_ARGUMENTS | {"activation_checkpointing": False}, "contradict each other"),
+        (ACCELERATE, "needs model=NAME, data.sequence_length=TOKENS, batch.micro=SEQUENCES, optimizer.learning_rate="),
+        ("base_model: &a {x: *a}\nmicro_batch_size: 1\n", "itself|alias|recursive|anchor"),
+        ("base_model: x\nmicro_batch_size: !!python/object:os.system 1\n", "tag"),
+        ("base_model: " + "[" * 200, "nested|YAML|deep"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_expressed_is_refused(read, content, message):
+    with pytest.raises(InputError, match=message):
+        read(content)
+
+
+@pytest.mark.parametrize("content", [TRAINING_ARGUMENTS, TRL, AXOLOTL, LLAMA_FACTORY, TORCHTUNE])
+def test_an_unknown_key_is_left_out_on_request(read, content):
+    given = content | {"my_own_key": 3}
+    with pytest.raises(InputError, match="my_own_key") as caught:
+        read(given)
+    assert "--ignore my_own_key" in caught.value.hint
+
+    read(given, ignore=["my_own_key"])
+    assert any("my_own_key" in note for note in read.notes)
+
+
+def test_a_key_at_its_default_refuses_nothing(read):
+    off = {"rl": None, "neftune_noise_alpha": 0, "peft_use_dora": False, "unfrozen_parameters": [], "qat": None}
+    read(AXOLOTL | off)
+    read(LLAMA_FACTORY | {"stage": "pt", "use_galore": False, "quantization_method": "bnb"})
+
+
+def test_what_is_missing_is_given_behind_the_file(read):
+    without = TORCHTUNE | {"tokenizer": {"max_seq_len": None}}
+    with pytest.raises(InputError, match=r"needs tokenizer.max_seq_len=TOKENS"):
+        read(without)
+    run = read(without, behind="tokenizer.max_seq_len=4096 model=qwen3-0.6b train.steps=700 epochs=1")
+
+    assert (run.sequence_length, run.model.name, run.num_steps) == (4096, "qwen3-0.6b", 700)
+    assert run.lora.base_format == "nf4_double"
+
+
+def test_contradicting_files_are_refused(read):
+    accumulated = ACCELERATE | {"distributed_type": "DEEPSPEED", "fsdp_config": {},
+                                "deepspeed_config": {"zero_stage": 3, "gradient_accumulation_steps": 1}}  # fmt: skip
+    with pytest.raises(InputError, match="accumulation: got 'gradient_accumulation_steps: 4"):
+        read(TRAINING_ARGUMENTS, accumulated)
+    with pytest.raises(InputError, match="several trainers"):
+        read(AXOLOTL, TRL)
+
+
+def test_experts_that_stay_wide_are_noted(read):
+    mixture = AXOLOTL | {"base_model": "mistralai/Mixtral-8x7B-v0.1", "adapter": "qlora", "lora_r": 8, "lora_alpha": 8,
+                         "load_in_4bit": True, "lora_target_modules": ["q_proj"], "fsdp_config": None}  # fmt: skip
+    read(mixture)
+    assert any("experts in 16 bits" in note for note in read.notes)
+    read(mixture | {"quantize_moe_experts": True})
+    assert not any("experts in 16 bits" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "targets"),
+    [("model.layers.[\\d]+.(mlp|self_attn).(up|q|o)_proj", ("query", "output", "up")),
+     ("q_proj, k_proj", ("query", "key")), (["self_attn.v_proj", "down_proj"], ("value", "down")), ("all-linear", 7)],
+)  # fmt: skip
+def test_targets_of_adapters(read, given, targets):
+    found = read(TRL | {"lora_target_modules": given}).lora.targets
+    assert found == targets or len(found) == targets
+
+
+def test_rank_stabilised_adapters_have_the_same_scale(read):
+    assert read(TRL | {"use_rslora": True}).lora.alpha == pytest.approx(64 * 32**0.5)
+
+
+def test_weights_in_32_bits_are_noted(read):
+    full = {"finetuning_type": "full", "quantization_bit": None, "fp16": None, "bf16": True}
+    read(LLAMA_FACTORY | full)
+    assert any("weights and optimizer states in 32 bits" in note for note in read.notes)
+    read(LLAMA_FACTORY | full | {"pure_bf16": True})
+    assert not any("in 32 bits" in note for note in read.notes)
+
+
+def test_each_project_is_recognised_by_its_keys(read, tmp_path):
+    for content, project in [
+        (TRAINING_ARGUMENTS, "transformers"), (TRL, "TRL"), (AXOLOTL, "axolotl"), (LLAMA_FACTORY, "LLaMA-Factory"),
+        (TORCHTUNE, "torchtune"), (LITGPT, "litgpt"), (ACCELERATE, "accelerate"), (DEEPSPEED, "DeepSpeed"),
+    ]:  # fmt: skip
+        (tmp_path / "one.json").write_text(json.dumps(content))
+        found = recognised(tmp_path / "one.json")
+        assert (found.project, found.engine) == (project, "native")
+        assert found.is_part is (project in ("accelerate", "DeepSpeed"))

@@ -1,0 +1,26 @@
+"""Tables of the trainers' keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from meshwright.engines.trainers.tables import ORDER, table
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_a_key_is_of_one_class(name):
+    found = table(name)
+    classes = [{*found.keys}, {*found.refused}, found.not_estimated, found.not_carried, found.without_effect]
+    twice = {key for i, one in enumerate(classes) for other in classes[i + 1 :] for key in one & other}
+    assert not twice
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_every_default_that_is_a_word_is_known(name):
+    found = table(name)
+    unknown = [
+        f"{setting}: {found.defaults[setting]}"
+        for setting, values in found.values.items()
+        if isinstance(found.defaults.get(setting), str) and found.defaults[setting] not in values
+    ]
+    assert not unknown
