@@ -26,7 +26,9 @@ from pathlib import Path
 
 PACKAGE = "meshwright"
 COMMANDS = f"{PACKAGE}.cli.main"
-"""The module whose strings name the module of every command. Tests depend on the commands that they run alone."""
+"""The module that opens commands by name. Tests depend on the commands that they run alone."""
+DECLARATIONS = f"{PACKAGE}.cli.commands"
+"""The package with a module for each command."""
 ENGINES = f"{PACKAGE}.catalog.engines"
 """The module that opens engines by name. Plans depend on each engine's facts, and trainings on the engine they name."""
 MODULE_NAME = re.compile(rf"({PACKAGE}(?:\.\w+)+)(?::[\w.]+)?")
@@ -79,9 +81,7 @@ class ImportGraph:
     @cached_property
     def _commands(self) -> dict[str, str]:
         """The module that declares each command."""
-        names = Source.read(self.root / self._files[COMMANDS]).strings
-        targets = [m[1] for name in names if (m := MODULE_NAME.fullmatch(name)) and ".commands." in m[1]]
-        return {target.rpartition(".")[2].strip("_"): target for target in targets}
+        return {m.rpartition(".")[2].strip("_"): m for m in self._files if m.startswith(f"{DECLARATIONS}.")}
 
     @cached_property
     def _api(self) -> dict[str, str]:

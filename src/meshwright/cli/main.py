@@ -25,7 +25,7 @@ import click
 
 from meshwright.cli.hints import COMMANDS, usage_hint, usage_message
 from meshwright.cli.output import begin_json, emit_json_error, say
-from meshwright.cli.verbs import LazyGroup, Verb, load
+from meshwright.cli.verbs import LazyGroup, load, verbs_of
 from meshwright.errors import MeshwrightError, Terminated, sigterm_interrupts
 from meshwright.version import __version__
 
@@ -36,124 +36,47 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk."""
 
 
-VERBS: dict[str, Verb] = {
-    "plan": Verb(
-        target="meshwright.cli.commands.plan:command",
-        section="Choose a plan",
-        help="Search all legal sharding plans and rank them.",
-    ),
-    "estimate": Verb(
-        target="meshwright.cli.commands.estimate:command",
-        section="Choose a plan",
-        help="Estimate step time, memory, timeline and cost of one plan.",
-    ),
-    "explain": Verb(
-        target="meshwright.cli.commands.explain:command",
-        section="Choose a plan",
-        help="Compare two plans component by component and name what decides.",
-    ),
-    "scale": Verb(
-        target="meshwright.cli.commands.scale:command",
-        section="Choose a plan",
-        help="Scale a run to more devices: efficiency, time, failures, energy, cost.",
-    ),
-    "train": Verb(
-        target="meshwright.cli.commands.train:command",
-        section="Train",
-        help="Train a model on the CPU, one accelerator or many.",
-    ),
-    "launch": Verb(
-        target="meshwright.cli.commands.launch:command",
-        section="Train",
-        help="Start a run on one host or many: torchrun, Slurm, Kubernetes.",
-    ),
-    "rehearse": Verb(
-        target="meshwright.cli.commands.rehearse:command",
-        section="Train",
-        help="Check a plan on local CPU processes against a single process.",
-    ),
-    "checkpoint": Verb(
-        target="meshwright.cli.commands.checkpoint:command",
-        section="Train",
-        help="List, verify and convert checkpoints; Hugging Face weights in and out.",
-    ),
-    "generate": Verb(
-        target="meshwright.cli.commands.generate:command",
-        section="Use a model",
-        help="Continue prompts with a trained model.",
-    ),
-    "chat": Verb(target="meshwright.cli.commands.chat:command", section="Use a model", help="Talk to a trained model."),
-    "evaluate": Verb(
-        target="meshwright.cli.commands.evaluate:command",
-        section="Use a model",
-        help="Measure loss, multiple choice and harness tasks of a trained model.",
-    ),
-    "export": Verb(
-        target="meshwright.cli.commands.export:command",
-        section="Use another engine",
-        help="Write a run as the configuration of another engine.",
-    ),
-    "import": Verb(
-        target="meshwright.cli.commands.import_:command",
-        section="Use another engine",
-        help="Read the configuration of another engine as a run file.",
-    ),
-    "bench": Verb(
-        target="meshwright.cli.commands.bench:command",
-        section="Measure and tune",
-        help="Measure a device, training, serving or retrieval; keep the records.",
-    ),
-    "tune": Verb(
-        target="meshwright.cli.commands.tune:command",
-        section="Measure and tune",
-        help="Tune this node, or a run on it. Nothing changes without --apply or --write.",
-    ),
-    "kernels": Verb(
-        target="meshwright.cli.commands.kernels:command",
-        section="Measure and tune",
-        help="Training kernels: their facts by architecture, without a GPU.",
-    ),
-    "calibrate": Verb(
-        target="meshwright.cli.commands.calibrate:command",
-        section="Measure and tune",
-        help="Turn measurements of a device into a calibration for the planner.",
-    ),
-    "accuracy": Verb(
-        target="meshwright.cli.commands.accuracy:command",
-        section="Check predictions",
-        help="Predict published measured runs and report the errors.",
-    ),
-    "compare": Verb(
-        target="meshwright.cli.commands.compare:command",
-        section="Report",
-        help="Compare records, estimates and published figures with a baseline.",
-    ),
-    "report": Verb(
-        target="meshwright.cli.commands.report:command",
-        section="Report",
-        help="Report on records, estimates and published figures as one page.",
-    ),
-    "inference": Verb(
-        target="meshwright.cli.commands.inference:command",
-        section="Project serving",
-        help="Project serving and offline inference: memory, rates, layouts, price.",
-    ),
-    "mlperf": Verb(
-        target="meshwright.cli.commands.mlperf:command",
-        section="Measure and tune",
-        help="Run, check and score benchmarks of MLPerf Training, and proxies of the same shape.",
-    ),
-    "doctor": Verb(
-        target="meshwright.cli.commands.doctor:command",
-        section="Check a node",
-        help="Check the health and the rates of a node; compare many nodes.",
-    ),
-    "catalog": Verb(
-        target="meshwright.cli.commands.catalog:command",
-        section="Look up",
-        help="Look up models, accelerators, clusters, claims and run files, with sources.",
-    ),
-}
+VERBS = verbs_of(
+    {
+        "Choose a plan": {
+            "plan": "Search all legal sharding plans and rank them.",
+            "estimate": "Estimate step time, memory, timeline and cost of one plan.",
+            "explain": "Compare two plans component by component and name what decides.",
+            "scale": "Scale a run to more devices: efficiency, time, failures, energy, cost.",
+        },
+        "Train": {
+            "train": "Train a model on the CPU, one accelerator or many.",
+            "launch": "Start a run on one host or many: torchrun, Slurm, Kubernetes.",
+            "rehearse": "Check a plan on local CPU processes against a single process.",
+            "checkpoint": "List, verify and convert checkpoints; Hugging Face weights in and out.",
+        },
+        "Use a model": {
+            "generate": "Continue prompts with a trained model.",
+            "chat": "Talk to a trained model.",
+            "evaluate": "Measure loss, multiple choice and harness tasks of a trained model.",
+        },
+        "Use another engine": {
+            "export": "Write a run as the configuration of another engine.",
+            "import": "Read the configuration of another engine as a run file.",
+        },
+        "Measure and tune": {
+            "bench": "Measure a device, training, serving or retrieval; keep the records.",
+            "tune": "Tune this node, or a run on it. Nothing changes without --apply or --write.",
+            "kernels": "Training kernels: their facts by architecture, without a GPU.",
+            "calibrate": "Turn measurements of a device into a calibration for the planner.",
+            "mlperf": "Run, check and score benchmarks of MLPerf Training, and proxies of the same shape.",
+        },
+        "Check predictions": {"accuracy": "Predict published measured runs and report the errors."},
+        "Report": {
+            "compare": "Compare records, estimates and published figures with a baseline.",
+            "report": "Report on records, estimates and published figures as one page.",
+        },
+        "Project serving": {"inference": "Project serving and offline inference: memory, rates, layouts, price."},
+        "Check a node": {"doctor": "Check the health and the rates of a node; compare many nodes."},
+        "Look up": {"catalog": "Look up models, accelerators, clusters, claims and run files, with sources."},
+    }
+)
+"""The commands by section, each with its line of the help; its declaration is in the module of its name."""
 
 
 @click.group(

@@ -16,6 +16,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from keyword import iskeyword
 from typing import Any
 
 import click
@@ -24,6 +25,8 @@ from meshwright.api.question import Question, question_of
 from meshwright.cli.question import asked_of, options_of
 from meshwright.errors import MissingDependencyError, UnknownNameError
 from meshwright.targets import load
+
+COMMANDS = "meshwright.cli.commands"
 
 RUN_FILE_HELP = "RUN.yaml is a run file, or the name of one that ships (see `meshwright catalog runs`)."
 """Last paragraph of the help of every verb that takes a run file."""
@@ -85,6 +88,15 @@ class LazyGroup(click.Group):
         for section in dict.fromkeys(verb.section for verb in self.verbs.values()):
             with formatter.section(section):
                 formatter.write_dl([(n, v.help) for n, v in self.verbs.items() if v.section == section])
+
+
+def verbs_of(sections: Mapping[str, Mapping[str, str]]) -> dict[str, Verb]:
+    """The verbs of a table: their lines of the help by section and name. Each is declared in the module of its name."""
+    return {
+        name: Verb(target=f"{COMMANDS}.{name}{'_' * iskeyword(name)}:command", section=section, help=about)
+        for section, verbs in sections.items()
+        for name, about in verbs.items()
+    }
 
 
 def verb(
