@@ -27,13 +27,13 @@ ZERO_1 = {"sharding": Sharding.OPTIMIZER}
 @pytest.fixture(scope="module")
 def emulation():
     run = load(RUNS / "moe-2t-mi300x.yaml")
-    return scale_report(run, ScaleQuestion(sizes=SIZES, small=768)).emulation
+    return scale_report(run, ScaleQuestion(devices=SIZES, emulate=768)).emulation
 
 
 @pytest.fixture(scope="module")
 def figure_2():
     run = load(RUNS / "moe-2t-mi355x.yaml")
-    question = ScaleQuestion(sizes=(8192, 98_304), days=claim("scale_08").value, fixed=ZERO_1)
+    question = ScaleQuestion(devices=(8192, 98_304), days=claim("scale_08").value, fixed=ZERO_1)
     return scale_report(run, question).curve
 
 
@@ -77,7 +77,7 @@ def test_a_replica_of_384_is_within_8_percent_of_the_best():
     """At the batch per GPU of 65,536 GPUs and 128M tokens, on a size that 384 divides."""
     published = claim("scale_07")
     run = load(RUNS / "moe-2t-mi300x.yaml", overrides=["batch.global_tokens=201326592", "cluster=mi300x-8x96"])
-    question = ScaleQuestion(sizes=(98_304,), replicas=(192, 384, 768), fixed=ZERO_1)
+    question = ScaleQuestion(devices=(98_304,), replicas=(192, 384, 768), fixed=ZERO_1)
     ranked = {r.num_devices: r for r in scale_report(run, question).replicas}
     replica = ranked[int(published.value)]
     assert replica.relative_ratio > 0.92

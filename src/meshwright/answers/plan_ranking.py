@@ -21,11 +21,13 @@ from meshwright.engines.choice import is_exported, note_on_engine, with_planned_
 from meshwright.errors import InputError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
-from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, why_not
+from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers
+from meshwright.planner import why_not as answer_to
 from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
 from meshwright.planner.host_memory import notes_on_host_memory
-from meshwright.planner.neighbours import Neighbour, neighbours
+from meshwright.planner.neighbours import Neighbour
+from meshwright.planner.neighbours import neighbours as neighbours_of
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
@@ -220,30 +222,30 @@ def plan_run(
     *,
     top: int = 10,
     fixed: Mapping[str, object] | None = None,
-    questions: Sequence[Mapping[str, object]] = (),
-    with_front: bool = False,
-    with_neighbours: bool = False,
-    with_switches: bool = False,
-    num_scored: int = 0,
+    why_not: Sequence[Mapping[str, object]] = (),
+    front: bool = False,
+    neighbours: bool = False,
+    switches: bool = False,
+    scored: int = 0,
 ) -> PlanRanking:
     """Search all legal plans of `run` and estimate the best `top`. A plan that the run pins is ignored.
 
-    `fixed` holds fields of the plan, each `questions` entry asks why no plan has these fields. `with_neighbours`
-    searches batch sizes and numbers of devices near the run's too, about eight times as long; `with_switches` tries
-    other software for the first plan. `num_scored`: scored plans that are listed too, 0: none.
+    `fixed` holds fields of the plan, each entry of `why_not` asks why no plan has these fields. `neighbours` searches
+    batch sizes and numbers of devices near the run's too, about eight times as long; `switches` tries other software
+    for the first plan. `scored`: scored plans that are listed too, 0: none.
     Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
     and fits.
     """
     planned = with_planned_engine(run)
     engine_note = "" if planned is run else note_on_engine(run)
     request, goal = fixing(free_request(planned), fixed or {}), goal_of(planned)
-    slack = FRONT_SLACK if with_front else 0.0
+    slack = FRONT_SLACK if front else 0.0
     search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
     request, run = search.request, with_software(planned, search.request.stack)
     simulated = () if request.cluster.parts else search.plans
     answers = (
-        why_not(request, question, winner=search.plans[0], goal=goal, is_exported=is_exported(run))
-        for question in questions
+        answer_to(request, question, winner=search.plans[0], goal=goal, is_exported=is_exported(run))
+        for question in why_not
     )
     return PlanRanking(
         run=run,
@@ -251,10 +253,10 @@ def plan_run(
         estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
         why_not=tuple(answers),
         engine_note=engine_note,
-        has_front=with_front,
-        neighbours=neighbours(request, best=search.best, goal=goal) if with_neighbours else None,
-        switches=switch_gains(request, search.plans[0], goal=goal) if with_switches else None,
-        scored=scored_plans(request, goal=goal, most=num_scored, simulated=simulated) if num_scored else None,
+        has_front=front,
+        neighbours=neighbours_of(request, best=search.best, goal=goal) if neighbours else None,
+        switches=switch_gains(request, search.plans[0], goal=goal) if switches else None,
+        scored=scored_plans(request, goal=goal, most=scored, simulated=simulated) if scored else None,
     )
 
 

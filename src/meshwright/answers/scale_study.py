@@ -50,19 +50,19 @@ DEFAULT_FACTORS = (1, 2, 4, 8, 16)
 class ScaleQuestion:
     """Parameters of a study.
 
-    `sizes` empty: `DEFAULT_FACTORS`. `small`: number of devices that emulate each size; None: no emulation.
+    `devices` empty: `DEFAULT_FACTORS`. `emulate`: number of devices that emulate each size; None: no emulation.
     `days`: length of the training in days on the first size, without failures.
     """
 
-    sizes: tuple[int, ...] = ()
+    devices: tuple[int, ...] = ()
     fixed: Mapping[str, object] = field(default_factory=dict)  # fields of every plan that the planner makes
     mode: Mode = Mode.STRONG
     keep_plan: bool = False
-    small: int | None = None
+    emulate: int | None = None
     replicas: tuple[int, ...] = ()
-    with_sensitivity: bool = False
-    with_failures: bool = True
-    num_tokens: float | None = None
+    sensitivity: bool = False
+    failures: bool = True
+    tokens: float | None = None
     days: float | None = None
 
 
@@ -144,6 +144,23 @@ def _curve_row(point: ScalePoint) -> dict[str, Any]:
     return row
 
 
+def scale_of_run(
+    *,
+    run: Run,
+    devices: Sequence[int],
+    mode: str,
+    fixed: Mapping[str, object] | None,
+    replicas: Sequence[int],
+    **asked: Any,
+) -> ScaleReport:
+    """The answer to `meshwright.scale`. `asked` are other fields of `ScaleQuestion`."""
+    if asked["tokens"] is not None and asked["days"] is not None:
+        raise InputError("tokens and days both give the length of the training", hint="give one of them")
+    sizes, of_replicas = (tuple(sorted(set(numbers))) for numbers in (devices, replicas))
+    question = ScaleQuestion(devices=sizes, mode=Mode(mode), fixed=fixed or {}, replicas=of_replicas, **asked)
+    return scale_report(run, question)
+
+
 def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     """Answer `question`. A curve is drawn unless an emulation or a ranking of replicas is asked for.
 
@@ -151,21 +168,21 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     model or its numbers under no plan.
     """
     asked, run = run, with_planned_engine(run)
-    if question.num_tokens is not None and question.num_tokens < run.tokens_per_batch:
+    if question.tokens is not None and question.tokens < run.tokens_per_batch:
         raise InputError(
-            "the training is shorter than one step", got=f"{question.num_tokens:,.0f} tokens",
+            "the training is shorter than one step", got=f"{question.tokens:,.0f} tokens",
             allowed=f"at least the {run.tokens_per_batch:,} tokens of a step", hint="15 trillion tokens are 15e12",
         )  # fmt: skip
     study = _study(run, question)
     notes = (*(() if run is asked else (note_on_engine(asked),)), *notes_on_software(study.request))
-    sizes = question.sizes or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
+    sizes = question.devices or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
     report = ScaleReport(run=run, study=study, notes=notes)
     if question.replicas:
         report = _with_replicas(report, max(sizes), question.replicas)
-    if question.small is not None:
+    if question.emulate is not None:
         study = replace(study, plan=run.plan)
-        emulation = emulate(study, sizes, small=question.small)
-        compare = emulation_ends(max(sizes), small=question.small)
+        emulation = emulate(study, sizes, small=question.emulate)
+        compare = emulation_ends(max(sizes), small=question.emulate)
         report = replace(report, study=study, emulation=emulation)
     elif question.replicas:
         return report
@@ -175,7 +192,7 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
             curve = with_tokens(curve, tokens_in(curve.points[0].costed, question.days * DAY_S))
         compare = curve_ends([p.num_devices for p in curve.points])
         report = replace(report, study=curve.study, curve=curve)
-    if not question.with_sensitivity:
+    if not question.sensitivity:
         return report
     margins = sensitivity(report.study, compare)
     return report if isinstance(margins, Unreached) else replace(report, sensitivity=margins)
@@ -192,9 +209,9 @@ def _study(run: Run, question: ScaleQuestion) -> Study:
     return Study(
         request=request,
         mode=question.mode,
-        num_tokens=question.num_tokens or tokens,
+        num_tokens=question.tokens or tokens,
         costs=run.costs,
-        with_failures=question.with_failures,
+        with_failures=question.failures,
     )
 
 

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import runs
 from meshwright.api.question import AnyPath, PathOrText, PlainText, Unchecked, answered_by_body, question
-from meshwright.api.runs import EngineName, Overrides, RunSource, given_run
+from meshwright.api.runs import EngineName, Overrides, RunSource
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from meshwright.answers.run_export import RunExport
     from meshwright.answers.run_import import RunImport
     from meshwright.answers.run_survey import ConfigurationSurvey
@@ -23,7 +21,7 @@ CLUSTER = Unchecked(
 IGNORE = PlainText("Leave out this setting, which the engine's configurations do not have.", metavar="KEY")
 
 
-@question("meshwright.api.configurations:export_of")
+@question("meshwright.answers.run_export:export_run", is_about_run=True)
 def export(
     run: Annotated[RunSource, runs.RUN],
     *,
@@ -51,13 +49,6 @@ def export(
         'torchrun --nproc-per-node=8 -m meshwright.engines.torchtitan.worker titan/meshwright_run.py'
     """
     return answered_by_body()
-
-
-def export_of(*, run: RunSource, folder: Path, engine: str | None = None, overrides: Overrides = ()) -> RunExport:
-    """The answer to `export`."""
-    from meshwright.answers.run_export import export_run
-
-    return export_run(given_run(run, overrides=overrides, may_replace=True, engine=engine), folder)
 
 
 @question("meshwright.answers.run_import:import_configuration")

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from meshwright.api.question import AnyName, Count, Flag, OneOf, answered_by_body, question
-from meshwright.api.runs import OVERRIDES, RUN, Overrides, RunSource, given_run
+from meshwright.api.runs import OVERRIDES, RUN, Overrides, RunSource
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from meshwright.answers.run_estimate import RunEstimate
 
 
-@question("meshwright.api.estimate:run_estimate")
+@question("meshwright.answers.run_estimate:estimate_run", is_about_run=True)
 def estimate(run: Annotated[RunSource, RUN], *, overrides: Annotated[Overrides, OVERRIDES] = ()) -> RunEstimate:
     """Estimate the run's plan: step time by component, memory by part, the whole training.
 
@@ -37,13 +37,6 @@ def estimate(run: Annotated[RunSource, RUN], *, overrides: Annotated[Overrides, 
         ('s', True, True)
     """
     return answered_by_body()
-
-
-def run_estimate(*, run: RunSource, overrides: Overrides = ()) -> RunEstimate:
-    """The answer to `estimate`."""
-    from meshwright.answers.run_estimate import estimate_run
-
-    return estimate_run(given_run(run, overrides=overrides))
 
 
 @question("meshwright.answers.model_memory:model_memory")

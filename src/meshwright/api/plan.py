@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import runs
 from meshwright.api.question import Count, Flag, answered_by_body, question
-from meshwright.api.runs import Overrides, RunSource, given_run
+from meshwright.api.runs import Overrides, RunSource
 
 if TYPE_CHECKING:
     from meshwright.answers.plan_ranking import PlanRanking
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 MAX_SCORED = 100_000
 
 
-@question("meshwright.api.plan:ranking")
+@question("meshwright.answers.plan_ranking:plan_run", is_about_run=True)
 def plan(
     run: Annotated[RunSource | None, runs.RUN] = None,
     *,
@@ -69,31 +69,3 @@ def plan(
         (3, 32, 's')
     """
     return answered_by_body()
-
-
-def ranking(
-    *,
-    run: RunSource | None,
-    overrides: Overrides = (),
-    fixed: Mapping[str, Any] | None,
-    why_not: Sequence[dict[str, Any]],
-    front: bool,
-    neighbours: bool,
-    switches: bool,
-    top: int,
-    scored: int,
-    **keys: Any,
-) -> PlanRanking:
-    """The answer to `plan`."""
-    from meshwright.answers.plan_ranking import plan_run
-
-    return plan_run(
-        given_run(run, overrides=overrides, **keys),
-        top=top,
-        fixed=fixed or {},
-        questions=why_not,
-        with_front=front,
-        with_neighbours=neighbours,
-        with_switches=switches,
-        num_scored=scored,
-    )

@@ -276,12 +276,16 @@ class Question:
 
     name: str
     body: str  # "module:function"
+    is_about_run: bool
     signature: inspect.Signature
     parameters: Mapping[str, QuestionParameter]
 
     def ask(self, given: Mapping[str, object], **hooks: Any) -> Any:
         """Return the body's answer to arguments by name. `hooks` go to the body unchecked, such as a progress bar."""
-        return load(self.body)(**self.checked(given), **hooks)
+        asked = self.checked(given)
+        if self.is_about_run:
+            asked = load("meshwright.api.runs:with_run")(asked, may_replace="run" not in self.defaults)
+        return load(self.body)(**asked, **hooks)
 
     def checked(self, given: Mapping[str, object]) -> dict[str, Any]:
         """Return arguments by name as the body takes them. Raises InputError."""
@@ -309,12 +313,18 @@ class Question:
         return {p.name: p.default for p in self.signature.parameters.values() if p.default is not p.empty}
 
 
-def question(body: str) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
-    """Make a function of annotated parameters and a docstring a question that `body`, "module:function", answers."""
+def question(
+    body: str, *, is_about_run: bool = False
+) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
+    """Make a function of annotated parameters and a docstring a question that `body`, "module:function", answers.
+
+    `is_about_run`: the body takes `run`, its overrides and the keys of the run file as one `Run`. Keys replace those of
+    a run that must be given, and describe one that may be left out.
+    """
 
     def declare(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         signature, parameters = _read(function)
-        found = Question(getattr(function, "__name__", ""), body, signature, parameters)
+        found = Question(getattr(function, "__name__", ""), body, is_about_run, signature, parameters)
 
         @functools.wraps(function)
         def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:

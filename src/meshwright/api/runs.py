@@ -213,6 +213,14 @@ def given_run(
     return planned_run(load_run(source, overrides=[*replaced, *arguments.overrides(overrides)]))
 
 
+def with_run(asked: dict[str, Any], *, may_replace: bool) -> dict[str, Any]:
+    """Arguments of a question with the run that they describe as `run`, by `given_run`."""
+    keys = {name: asked.pop(name) for name in KEYS if name in asked}
+    return asked | {
+        "run": given_run(asked["run"], overrides=asked.pop("overrides", ()), may_replace=may_replace, **keys)
+    }
+
+
 def _refuse_given_twice(
     given: Mapping[str, Any], called: Mapping[str, str], overrides: Sequence[str], *, are_options: bool
 ) -> None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api import runs
 from meshwright.api.question import Amount, Count, Flag, OneOf, answered_by_body, question
-from meshwright.api.runs import Overrides, RunSource, given_run
-from meshwright.errors import InputError
+from meshwright.api.runs import Overrides, RunSource
 
 if TYPE_CHECKING:
     from meshwright.answers.scale_study import ScaleReport
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 MAX_DEVICES = 10**7
 
 
-@question("meshwright.api.scale:scale_of_run")
+@question("meshwright.answers.scale_study:scale_of_run", is_about_run=True)
 def scale(
     run: Annotated[RunSource | None, runs.RUN] = None,
     *,
@@ -89,40 +88,3 @@ def scale(
         [64, 256]
     """
     return answered_by_body()
-
-
-def scale_of_run(
-    *,
-    run: RunSource | None,
-    overrides: Overrides = (),
-    devices: Sequence[int],
-    mode: str,
-    fixed: Mapping[str, Any] | None,
-    keep_plan: bool,
-    emulate: int | None,
-    replicas: Sequence[int],
-    sensitivity: bool,
-    tokens: float | None,
-    days: float | None,
-    failures: bool,
-    **keys: Any,
-) -> ScaleReport:
-    """The answer to `scale`."""
-    from meshwright.answers.scale_study import ScaleQuestion, scale_report
-    from meshwright.planner.scaling import Mode
-
-    if tokens is not None and days is not None:
-        raise InputError("tokens and days both give the length of the training", hint="give one of them")
-    asked = ScaleQuestion(
-        sizes=tuple(sorted(set(devices))),
-        mode=Mode(mode),
-        fixed=fixed or {},
-        keep_plan=keep_plan,
-        small=emulate,
-        replicas=tuple(sorted(set(replicas))),
-        with_sensitivity=sensitivity,
-        num_tokens=tokens,
-        days=days,
-        with_failures=failures,
-    )
-    return scale_report(given_run(run, overrides=overrides, **keys), asked)

@@ -72,7 +72,7 @@ def test_weak_scaling_of_one_plan(meshwright, pinned):
 
 
 def test_a_pinned_micro_batch_does_not_bind_the_planner(pinned):
-    report = scale_report(load(pinned), ScaleQuestion(sizes=(32,)))
+    report = scale_report(load(pinned), ScaleQuestion(devices=(32,)))
     assert load(pinned).micro_batch == 1
     assert dict(report.study.request.fixed) == {}
 

@@ -64,7 +64,7 @@ def test_neighbours_are_near_legal_and_faster(nodes, per_node, batch):
 def test_neighbours_follow_the_objective_and_count_idle_devices(objective, unit):
     asked = tiny_run("cluster=h100-8x3", "batch.global_sequences=44", f"objective={objective}")
     priced = replace(asked, costs=Costs(usd_per_device_hour=2.0, usd_per_kwh=0.5))
-    goal, ranking = goal_of(priced), plan_run(priced, top=1, with_neighbours=True)
+    goal, ranking = goal_of(priced), plan_run(priced, top=1, neighbours=True)
     assert goal.power is not None
     best, found = ranking.ranked[0], ranking.neighbours
     assert [near.num_idle for near in found or ()] == [0, 8]

@@ -127,7 +127,7 @@ def test_the_plan_of_a_remedy_is_exported(engine, question):
     """Megatron's search has sharded parameters, which nothing here writes for it: no remedy needs them."""
     text = ACCEPTED.partition("parallel:")[0].format(engine=engine).replace("llama3.1-8b", "llama3-70b")
     run = runfile.loads(text.replace("h100-8x2", "h100-8x4").replace(", micro: 1", "") + "train: {steps: 10}\n")
-    answers = plan_run(run, top=1, questions=[question]).why_not
+    answers = plan_run(run, top=1, why_not=[question]).why_not
     refused = set(check_export(run))
     for remedy in answers[0].remedies:
         assert set(check_export(with_plan(run, remedy.plan))) <= refused, remedy

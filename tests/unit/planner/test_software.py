@@ -206,7 +206,7 @@ def test_all_answers_about_a_free_plan_agree_and_the_written_file_has_their_numb
     done = estimate_run(run)
     assert (done.plan, done.step.value, done.run.stack) == (plan, step_s, stack)
     assert explain_run(run).difference.this.step.step.value == step_s
-    point = scale_report(run, ScaleQuestion(sizes=(32,))).curve.points[0]
+    point = scale_report(run, ScaleQuestion(devices=(32,))).curve.points[0]
     assert (point.costed.plan, point.costed.step_s) == (plan, step_s)
     for rank, each in enumerate(ranking, start=1):
         again = estimate_run(ranking.pinned(rank=rank))

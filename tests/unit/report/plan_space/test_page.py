@@ -75,7 +75,7 @@ def test_run_files_of_plans_that_save_memory_say_so():
     """As LoRA of 70 billion parameters on eight MI300X without recomputation, which fits in no other way."""
     saving = runfile.loads(LORA_70B.replace("fp8", "bf16"), file="run.yaml")
     wanted = {"recompute": "none", "tensor": 1, "context": 1, "pipeline": 1}
-    plans = plan_run(saving, fixed=wanted, top=1, num_scored=20).scored
+    plans = plan_run(saving, fixed=wanted, top=1, scored=20).scored
     data = page_data(plans, run=saving)
     kernels = {(p.plan.stored_activations, p.plan.weight_cache, p.plan.loss_chunk) for p in plans}
     assert len(kernels) == len(data["templates"][0]) > 1
