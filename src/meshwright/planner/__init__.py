@@ -19,30 +19,3 @@ from meshwright.planner.legality import Violation, violations
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.search import Counts, PlanResult, RankedPlan, search
 from meshwright.planner.space import RecomputeChoice, Space, default_space
-
-__all__ = [
-    "Counts",
-    "EngineFacts",
-    "Infeasible",
-    "LegalityContext",
-    "PlanComparison",
-    "PlanRequest",
-    "PlanResult",
-    "RankedPlan",
-    "RecomputeChoice",
-    "Rule",
-    "Scope",
-    "Severity",
-    "Space",
-    "Violation",
-    "WhyNot",
-    "compare",
-    "default_space",
-    "engine_facts",
-    "explain_infeasible",
-    "nearest_losers",
-    "request_for",
-    "search",
-    "violations",
-    "why_not",
-]

@@ -28,32 +28,3 @@ from meshwright.planner.scaling.sizes import (
     widened,
 )
 from meshwright.planner.training import Training
-
-__all__ = [
-    "AssumptionSwing",
-    "Costed",
-    "EmulatedPoint",
-    "Emulation",
-    "Mode",
-    "Replica",
-    "ScaleCurve",
-    "ScalePoint",
-    "Sensitivity",
-    "Study",
-    "Training",
-    "Unreached",
-    "at_size",
-    "curve_ends",
-    "emulate",
-    "emulation_ends",
-    "exposed_data_parallel_s",
-    "rank_replicas",
-    "replica_devices",
-    "request_at",
-    "resized",
-    "scale",
-    "sensitivity",
-    "tokens_in",
-    "widened",
-    "with_tokens",
-]
