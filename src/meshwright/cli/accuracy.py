@@ -9,8 +9,8 @@ from meshwright.accuracy.columns import notes_on_columns
 from meshwright.accuracy.export import write_rows
 from meshwright.api.accuracy import accuracy
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, note, print_text_tables, progress, write_html
-from meshwright.cli.report_options import typed
+from meshwright.cli.output import emit_json, note, print_text_tables, progress, write
+from meshwright.cli.report_options import write_page
 from meshwright.report.accuracy import accuracy_tables, rows_table
 
 
@@ -26,15 +26,9 @@ def run(
     if asked["runs"] is not None and (unread := sum(bool(row.run.unread) for row in study.report.rows)):
         rows = "row says" if unread == 1 else "rows say"
         note(f"{unread} {rows} something that is not understood: see `unread` in --json or --csv")
-    if csv_path is not None:
-        write_rows(study.report, csv_path)
-        note(f"wrote {csv_path}")
-    if html_path is not None:
-        page = "meshwright.report.accuracy:accuracy_page"
-        write_html(
-            page, study.report, leave_one_source_out=asked["leave_one_source_out"], path=html_path, command=typed()
-        )
-        note(f"wrote {html_path}")
+    write(csv_path, lambda path: write_rows(study.report, path))
+    page, is_refitted = "meshwright.report.accuracy:accuracy_page", asked["leave_one_source_out"]
+    write_page(page, study.report, path=html_path, leave_one_source_out=is_refitted)
     if as_json:
         emit_json(study.to_dict())
     else:

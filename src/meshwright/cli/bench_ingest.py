@@ -41,8 +41,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
     finally:
         recorder.save(ended=now())
     result = load("meshwright.answers.ingest_result:IngestBenchmark")(records=recorder.records)
-    if html_path is not None:
-        write_html("meshwright.report.ingest:ingest_page", recorder.records, path=html_path)
+    write_html("meshwright.report.ingest:ingest_page", recorder.records, path=html_path)
     if as_json:
         emit_json({**result.to_dict(), "records": folder, "page": html_path})
     else:

@@ -19,7 +19,7 @@ from meshwright.answers.documents.catalog import (
 )
 from meshwright.answers.quantities import rate
 from meshwright.catalog.lookup import all_claims, claim
-from meshwright.cli.output import Align, emit_json, emit_text, print_line, print_table, progress
+from meshwright.cli.output import Align, emit, emit_json, emit_text, print_line, print_table, progress
 from meshwright.errors import InputError
 from meshwright.runfile import accelerator_file
 from meshwright.specs.estimate import Estimate
@@ -43,12 +43,7 @@ def run(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:
     if predict:
         raise InputError("--predict is for claims and runs", got=kind, allowed="claims, runs")
     document = listing_document(kind) if name is None else details_document(kind, name)
-    if as_json:
-        emit_json(document)
-    elif name is None:
-        _print_listing(document)
-    else:
-        _print_details(document)
+    emit(document, _print_listing if name is None else _print_details, as_json=as_json)
 
 
 def _template(name: str | None, *, as_json: bool) -> None:
@@ -81,21 +76,14 @@ def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
     else:
         with progress("predicting", total=len(all_claims())) as advance:
             document = claims_document(predict=predict, advance=advance)
-    if as_json:
-        emit_json(document)
-    elif name is None:
-        print_claims(document["claims"])
-    else:
-        print_claim(document)
+    show = (lambda found: print_claims(found["claims"])) if name is None else print_claim
+    emit(document, show, as_json=as_json)
 
 
 def _run_files(name: str | None, *, predict: bool, as_json: bool) -> None:
     with progress("predicting") as advance:
         document = run_files_document(name, predict=predict, advance=advance)
-    if as_json:
-        emit_json(document)
-    else:
-        print_run_files(document)
+    emit(document, print_run_files, as_json=as_json)
 
 
 def _print_listing(document: dict[str, Any]) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-import click
-
 from meshwright import runfile
 from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.cli.output import emit, exit_unless, note, print_line, print_table
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_count
@@ -44,12 +42,8 @@ def run(
     name = kind.replace("-", "_")
     act = load_with_torch(f"meshwright.cli.checkpoint_torch:{name}", what="a checkpoint")
     document: Document = act(folder, **options)
-    if as_json:
-        emit_json(document)
-    else:
-        _PRINTERS[kind](document)
-    if document.get("damaged"):
-        raise click.exceptions.Exit(1)
+    emit(document, _PRINTERS[kind], as_json=as_json)
+    exit_unless(not document.get("damaged"))
 
 
 def _require_options(kind: str, *, weights: Path | None, step: StepChoice, dtype: str | None, merge: bool) -> None:

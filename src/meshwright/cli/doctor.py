@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import click
-
-from meshwright.cli.output import emit_json, print_line, print_table, progress, styled
+from meshwright.cli.output import emit_json, exit_unless, print_line, print_table, progress, styled
 from meshwright.doctor.checks import GROUP_NAMES, Node
 from meshwright.doctor.compare import NodeComparison, compare, read_report
 from meshwright.doctor.devices import find_devices
@@ -53,8 +51,7 @@ def run(
         emit_json(found.document())
     else:
         _show(found)
-    if found.status.value == "fail":
-        raise click.exceptions.Exit(1)
+    exit_unless(found.status.value != "fail")
 
 
 def _chosen(only: str | None, skip: str | None) -> tuple[str, ...]:
@@ -157,8 +154,7 @@ def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: boo
         })  # fmt: skip
     else:
         _show_comparison(found)
-    if found.exclude:
-        raise click.exceptions.Exit(1)
+    exit_unless(not found.exclude)
 
 
 def _show_comparison(found: NodeComparison) -> None:

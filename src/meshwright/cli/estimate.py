@@ -22,15 +22,15 @@ from meshwright.catalog.prices import market_sentence
 from meshwright.cli.output import (
     Align,
     bar_width,
-    emit_json,
+    emit,
     note,
     print_line,
     print_table,
     print_text_tables,
     progress,
-    write_html,
+    write,
 )
-from meshwright.cli.report_options import typed
+from meshwright.cli.report_options import write_page
 from meshwright.cli.run_input import take_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
@@ -76,16 +76,9 @@ def run(
         note(f"the run file leaves the plan open; the planner chose {done.plan.describe()}")
     for caution in done.notes:
         note(caution)
-    if trace_path is not None:
-        _write_trace(done, trace_path)
-        note(f"wrote {trace_path}")
-    if html_path is not None:
-        write_html("meshwright.report.estimate_page:estimate_page", done, path=html_path, command=typed())
-        note(f"wrote {html_path}")
-    if as_json:
-        emit_json(done.to_dict())
-    else:
-        _print(done)
+    write(trace_path, lambda path: _write_trace(done, path))
+    write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
+    emit(done, _print, as_json=as_json)
 
 
 def _require_model(model: str | None, *, given: str | None) -> None:
@@ -253,13 +246,8 @@ def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None, as_js
     found = ask(estimate_memory, asked)
     for caution in found.notes:
         note(caution)
-    if csv_path is not None:
-        found.write_csv(csv_path)
-        note(f"wrote {csv_path}")
-    if as_json:
-        emit_json(found.to_dict())
-    else:
-        _print_model(found)
+    write(csv_path, found.write_csv)
+    emit(found, _print_model, as_json=as_json)
 
 
 def _print_model(found: ModelMemory) -> None:

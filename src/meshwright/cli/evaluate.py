@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.answers.evaluation import Evaluation
 from meshwright.api.evaluate import evaluate
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, note, print_line, print_table, progress
+from meshwright.cli.output import emit, note, print_line, print_table, progress
 from meshwright.units import format_duration
 
 
@@ -16,10 +16,7 @@ def run(*, asked: dict[str, Any], as_json: bool) -> None:
     """Evaluate, and print the metrics."""
     with progress(f"evaluating {asked['model']}"):
         done = ask(evaluate, asked, command=("meshwright", *sys.argv[1:]))
-    if as_json:
-        emit_json(done)
-    else:
-        _show(done)
+    emit(done, _show, as_json=as_json)
     for text in done.notes:
         note(text)
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
-
 from meshwright.answers.cluster import hardware_line
 from meshwright.answers.components import label
 from meshwright.answers.difference import PlanDifference
@@ -14,7 +12,7 @@ from meshwright.answers.explanation import Explanation, verdict_sentence
 from meshwright.answers.quantities import percent, rate, value_of
 from meshwright.api.explain import explain
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, bar_width, emit_json, print_line, print_table, progress
+from meshwright.cli.output import Align, bar_width, emit_json, exit_unless, print_line, print_table, progress
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.explain import Difference
@@ -42,8 +40,7 @@ def run(*, asked: dict[str, Any], overrides: tuple[str, ...], as_json: bool, **k
         if run.cluster is not None and (line := hardware_line(run.cluster)) is not None:
             print_line(line)
         _print(answer)
-    if answer.obstacle is not None:
-        raise click.exceptions.Exit(1)
+    exit_unless(answer.obstacle is None)
 
 
 # --- tables ---

@@ -6,8 +6,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from meshwright.answers.cluster import hardware_line
 from meshwright.answers.text_table import TextTable
 from meshwright.api.inference import (
@@ -18,7 +16,7 @@ from meshwright.api.inference import (
     inference_plan,
 )
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, note, print_line, print_table, print_text_tables
+from meshwright.cli.output import emit, emit_json, exit_unless, note, print_line, print_table, print_text_tables
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
@@ -39,12 +37,8 @@ SHOWN_LAYOUTS = 8
 def capacity(*, asked: dict[str, Any], as_json: bool) -> None:
     """Compute and print. Exits with 1 if nothing fits."""
     found = ask(inference_capacity, asked)
-    if as_json:
-        emit_json(found.to_dict())
-    else:
-        _print_capacity(found)
-    if not found.fits:
-        raise click.exceptions.Exit(1)
+    emit(found, _print_capacity, as_json=as_json)
+    exit_unless(found.fits)
 
 
 def _print_capacity(found: ServingCapacity) -> None:

@@ -6,10 +6,8 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-import click
-
 from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, note, print_table
+from meshwright.cli.output import emit_json, exit_unless, note, print_table
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.kernels.architectures import architectures
 from meshwright.kernels.operations import OPERATIONS
@@ -35,8 +33,7 @@ def run(*, ops: tuple[str, ...], names: tuple[str, ...], as_json: bool) -> None:
         _print(rows)
         for fault in faults:
             note(fault)
-    if faults:
-        raise click.exceptions.Exit(1)
+    exit_unless(not faults)
 
 
 def _print(rows: list[InspectedKernel]) -> None:

@@ -10,7 +10,7 @@ import click
 from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
 from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
-from meshwright.cli.output import emit_json, note, print_line, print_table, say, styled
+from meshwright.cli.output import emit, emit_json, exit_unless, note, print_line, print_table, say, styled
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
 from meshwright.mlperf.results import UNVERIFIED, scaling_file, score_prospect
 from meshwright.training.cpu_libraries import require_torch
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from meshwright.mlperf.check import CheckReport
     from meshwright.mlperf.official import OfficialCheck
     from meshwright.mlperf.package import SubmissionPackage
+    from meshwright.mlperf.results import BenchmarkScores
     from meshwright.mlperf.score import Score
 
 
@@ -37,8 +38,7 @@ def check(*, asked: dict[str, Any], as_json: bool) -> None:
             _print_check(checked.report, checked.official)
     for row in found.skipped:
         note(f"{row.where} is not checked: {row.reason}")
-    if not found.passes:
-        raise click.exceptions.Exit(1)
+    exit_unless(found.passes)
 
 
 def _print_check(report: CheckReport, verdict: OfficialCheck | None) -> None:
@@ -81,10 +81,7 @@ def _print_official(verdict: OfficialCheck) -> None:
 def compare(*, asked: dict[str, Any], as_json: bool) -> None:
     """Compare and print."""
     found = ask(mlperf_compare, asked)
-    if as_json:
-        emit_json(found.to_dict())
-    else:
-        _print_comparison(found)
+    emit(found, _print_comparison, as_json=as_json)
 
 
 def _print_comparison(comparison: ResultComparison) -> None:
@@ -123,12 +120,8 @@ def _size(group: ComparedGroup) -> str:
 def package(*, asked: dict[str, Any], as_json: bool) -> None:
     """Build, print, and exit with 1 if the submission is not valid."""
     package = ask(mlperf_package, asked)
-    if as_json:
-        emit_json(package.to_dict())
-    else:
-        _print_package(package)
-    if not package.passes:
-        raise click.exceptions.Exit(1)
+    emit(package, _print_package, as_json=as_json)
+    exit_unless(package.passes)
 
 
 def _print_package(package: SubmissionPackage) -> None:
@@ -179,17 +172,14 @@ def rcp(*, asked: dict[str, Any], as_json: bool) -> None:
 def score(*, asked: dict[str, Any], as_json: bool) -> None:
     """Score every set, print, and exit with 1 if one is no result."""
     found = ask(mlperf_score, asked)
-    if as_json:
-        emit_json(found.to_dict())
-    else:
-        _print_scores(list(found.scores))
+    emit(found, _print_scores, as_json=as_json)
     for row in found.skipped:
         note(f"{row.where} is not scored: {row.reason}")
-    if not found.passes:
-        raise click.exceptions.Exit(1)
+    exit_unless(found.passes)
 
 
-def _print_scores(scores: list[Score]) -> None:
+def _print_scores(found: BenchmarkScores) -> None:
+    scores = found.scores
     if len(scores) == 1:
         _print_runs(scores[0])
     columns = {"set": "left", "benchmark": "left", "round": "left", "runs": "right", "batch": "right"}
@@ -273,12 +263,8 @@ def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool,
         return
     done = ask(mlperf_run, asked, say=say)
     document = done.to_dict()
-    if as_json:
-        emit_json(document)
-    else:
-        _show(document)
-    if document["num_converged"] < document["num_runs"] - (1 if document["num_runs"] > 2 else 0):
-        raise click.exceptions.Exit(1)
+    emit(document, _show, as_json=as_json)
+    exit_unless(document["num_converged"] >= document["num_runs"] - (1 if document["num_runs"] > 2 else 0))
 
 
 def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:

@@ -13,8 +13,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+import click
+
 from meshwright.errors import printable
 from meshwright.json_values import jsonable
+from meshwright.result import Result
 from meshwright.targets import load
 
 if TYPE_CHECKING:
@@ -36,6 +39,27 @@ def emit_json(document: object) -> None:
     _written.append(document)
 
 
+def emit(answer: Any, show: Callable[[Any], None], *, as_json: bool) -> None:
+    """Write an answer, or its document, as JSON, or show it on the terminal."""
+    if as_json:
+        emit_json(answer.to_dict() if isinstance(answer, Result) else answer)
+    else:
+        show(answer)
+
+
+def exit_unless(passes: bool) -> None:
+    """End the command with exit code 1, which means that the answer is no, unless it `passes`."""
+    if not passes:
+        raise click.exceptions.Exit(1)
+
+
+def write(path: Path | None, by: Callable[..., None], **about: Any) -> None:
+    """Write the file at `path` by a function, and say so; None: it is not asked for."""
+    if path is not None:
+        by(path, **about)
+        note(f"wrote {path}")
+
+
 def emit_json_error(error: object) -> None:
     """Write `error` as the JSON document, unless the command has written its own before it failed."""
     if not _written:
@@ -47,11 +71,13 @@ def begin_json() -> None:
     _written.clear()
 
 
-def write_html(page: str, *arguments: Any, path: Path, **named: Any) -> None:
+def write_html(page: str, *arguments: Any, path: Path | None, **named: Any) -> None:
     """Draw a page and write it to `path`. `page` is the `module:function` that draws it from the arguments.
 
-    Raises InputError when the file cannot be written.
+    A path that is None is not asked for. Raises InputError when the file cannot be written.
     """
+    if path is None:
+        return
     drawn = load(page)(*arguments, **named)
     load("meshwright.report.html:write_page")(drawn, path=path)
 

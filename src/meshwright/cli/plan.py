@@ -13,7 +13,7 @@ from meshwright.answers.plan_ranking import PlanRanking
 from meshwright.answers.quantities import percent, rate, seconds, value_of
 from meshwright.api.plan import plan
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress
+from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress, write
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import take_run
 from meshwright.planner.choice import goal_of
@@ -46,15 +46,9 @@ def run(
     scored = limit if show_all or html_path is not None else 0
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
         ranking = ask(plan, asked | {"neighbours": explain, "switches": explain, "scored": scored})
-    if html_path is not None:
-        ranking.write_html(html_path, command=typed())
-        note(f"wrote {html_path}")
-    if csv_path is not None:
-        ranking.write_csv(csv_path)
-        note(f"wrote {csv_path}")
-    if write_path is not None:
-        ranking.write(write_path)
-        note(f"wrote {write_path}")
+    write(html_path, ranking.write_html, command=typed())
+    write(csv_path, ranking.write_csv)
+    write(write_path, ranking.write)
     if run.label_tokens is not None:
         least = run.tokens_per_step // run.tokens_per_batch
         note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-import click
-
 from meshwright.cli.commands.rehearse import MAX_PROCESSES
-from meshwright.cli.output import emit_json, note, print_line, print_table, progress
+from meshwright.cli.output import emit_json, exit_unless, note, print_line, print_table, progress
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.rehearsal import RehearsalResult, Toy
 from meshwright.specs.plan import Plan
@@ -25,8 +23,7 @@ def rehearse(run: Run, plan: Plan, *, num_processes: int, timeout_s: float, as_j
         emit_json(_document(run, plan, toy, found))
     else:
         _show(run, plan, toy, found, num_processes=num_processes)
-    if not found.is_equal:
-        raise click.exceptions.Exit(1)
+    exit_unless(found.is_equal)
 
 
 def _document(run: Run, plan: Plan, toy: Toy, found: RehearsalResult) -> dict[str, Any]:

@@ -8,8 +8,8 @@ from typing import Any
 from meshwright.answers.cluster import hardware_line
 from meshwright.api.question import ask
 from meshwright.api.scale import scale
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_html
-from meshwright.cli.report_options import typed
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress
+from meshwright.cli.report_options import write_page
 from meshwright.cli.run_input import take_run
 from meshwright.errors import InputError
 from meshwright.report.scale import tables_of
@@ -24,9 +24,7 @@ def run(*, asked: dict[str, Any], calibration: str | None, html_path: Path | Non
         report = ask(scale, asked)
     for line in report.notes:
         note(line)
-    if html_path is not None:
-        write_html("meshwright.report.scale:scale_page", report, path=html_path, command=typed())
-        note(f"wrote {html_path}")
+    write_page("meshwright.report.scale:scale_page", report, path=html_path)
     if as_json:
         emit_json(report.to_dict())
     else:

@@ -46,8 +46,7 @@ def run(
         target = None
     elif target is not None:
         runfile.write_text(_text(run, values), target)
-    if html_path is not None:
-        write_html("meshwright.report.learning_rate_page:learning_rate_page", found, run=run, path=html_path)
+    write_html("meshwright.report.learning_rate_page:learning_rate_page", found, run=run, path=html_path)
     if as_json:
         emit_json(_document(run, found, values=values, written=target))
     else:

@@ -6,9 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import click
-
-from meshwright.cli.output import emit_json, print_line, print_table
+from meshwright.cli.output import emit_json, exit_unless, print_line, print_table
 from meshwright.doctor.host import host_at
 from meshwright.doctor.settings import (
     ABSENT,
@@ -64,8 +62,7 @@ def run(
         emit_json(document)
     elif outcome is not None:
         _show_outcome(outcome, state, is_restore=is_restore)
-    if (outcome is not None and not outcome.is_done) or (is_apply and _nothing_was_possible(document)):
-        raise click.exceptions.Exit(1)
+    exit_unless((outcome is None or outcome.is_done) and not (is_apply and _nothing_was_possible(document)))
 
 
 def _names(text: str | None) -> tuple[str, ...]:
