@@ -50,5 +50,4 @@ def _show(recorder: DeviceRecorder, outcome: DeviceOutcome) -> None:
         [(family.value, *counts.values()) for family, counts in outcome.counts.items()],
     )
     print_line(f"Measured in {outcome.seconds:.0f} s; the records are in {recorder.path}.")
-    for caution in outcome.notes:
-        note(caution)
+    note(*outcome.notes)

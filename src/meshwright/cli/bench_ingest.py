@@ -48,8 +48,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
         print_text_tables(load("meshwright.report.ingest:tables")(recorder.records))
         print_line()
         print_line(f"Records: {folder}" + (f"; page: {html_path}" if html_path else ""))
-    for caution in result.notes:
-        note(caution)
+    note(*result.notes)
 
 
 class IngestProgress:

@@ -44,8 +44,7 @@ def run(
     columns["remark"] = "left"
     print_table(columns, found["table"])
     print_line(f"All rows, the tuned table and the records are in {found['folder']}.")
-    for caution in found["notes"]:
-        note(caution)
+    note(*found["notes"])
 
 
 def _names(text: str, option: str, known: Any) -> Sequence[str]:

@@ -137,22 +137,15 @@ def _measure(
 
 def _report(found: list[Any], document: dict[str, Any], options: dict[str, Any], path: Path) -> None:
     report = "meshwright.report.serving_offline"
-    if options["html_path"] is not None:
-        write_html(
-            f"{report}:offline_page",
-            found,
-            comparison=document["comparison"],
-            about=document,
-            path=options["html_path"],
-        )
+    page, compared = f"{report}:offline_page", document["comparison"]
+    write_html(page, found, comparison=compared, about=document, path=options["html_path"])
     if options["as_json"]:
         emit_json({"records": path, "page": options["html_path"], **document})
     else:
         print_text_tables(load(f"{report}:tables")(found, document["comparison"]))
         print_line()
         print_line(f"Records: {path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
-    for caution in load(f"{report}:cautions")(found):
-        note(caution)
+    note(*load(f"{report}:cautions")(found))
 
 
 def _earlier(path: Path | None) -> dict[str, float]:

@@ -120,9 +120,8 @@ def _report(
 ) -> None:
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
     found = outcome.summaries
-    if options["html_path"] is not None:
-        page = "meshwright.report.serving:serving_page"
-        write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
+    page = "meshwright.report.serving:serving_page"
+    write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
     document = load("meshwright.report.serving:serving_document")(found, bound_s=bound_s)
     if options["as_json"]:
         emit_json(
@@ -140,8 +139,7 @@ def _report(
         if request.search is not None:
             print_line(_search_sentence(outcome))
         print_line(f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
-    for caution in load("meshwright.report.serving:cautions")(found):
-        note(caution)
+    note(*load("meshwright.report.serving:cautions")(found))
     refused = _refused_field(found, recorder)
     if refused:
         note(f"the server refused a field of requests; the option {refused} may help")

@@ -38,8 +38,7 @@ def started(options: dict[str, Any], *, folder: Path) -> Iterator[RunningServer]
             in_flight=in_flight,
         )  # fmt: skip
         command = replace(command, environment={**command.environment, **(options.get("environment") or {})})
-        for text in command.notes:
-            note(text)
+        note(*command.notes)
         with ExitStack() as stack:
             with progress(f"starting {command.name}"):
                 server = stack.enter_context(running(command, folder=folder, timeout_s=options["start_timeout_s"]))
@@ -62,8 +61,7 @@ def model_to_serve(text: str | None, scratch: Path) -> ServedModel | None:
     export = load_with_torch("meshwright.cli.checkpoint_torch:to_hf", what="exporting a checkpoint")
     has_adapters = run is not None and run.lora is not None
     done = export(where, run=run, weights=scratch / "hf", step=None, dtype=None, merge=has_adapters)
-    for line in done["notes"]:
-        note(line)
+    note(*done["notes"])
     return ServedModel(text=str(scratch / "hf"), scratch=scratch)
 
 

@@ -75,8 +75,7 @@ def _show(found: list[Summary], recorder: TrainingRecorder, page: Path | None) -
     print_line()
     print_line(accuracy_sentence(verdict(found)))
     print_line(f"Records: {recorder.path}" + (f"; page: {page}" if page else ""))
-    for caution in outlier_sentences(found):
-        note(caution)
+    note(*outlier_sentences(found))
 
 
 class Watch:

@@ -86,8 +86,7 @@ def run(*, asked: dict[str, Any], messages: Sequence[str], system: str | None, a
     with progress(f"loading {settings['model']}"):
         generator, about = open_generator(**settings)
     about += _notes_on_template(generator)
-    for text in about:
-        note(text)
+    note(*about)
     conversation = ChatSession(generator, system=system)
     if is_terminal:
         _talk(conversation)
@@ -98,8 +97,7 @@ def run(*, asked: dict[str, Any], messages: Sequence[str], system: str | None, a
     done = conversation.result(about=about, command=("meshwright", *sys.argv[1:]))
     if as_json:
         emit_json(done)
-    for text in done.notes[len(about) :]:
-        note(text)
+    note(*done.notes[len(about) :])
     say(done.summary())
 
 

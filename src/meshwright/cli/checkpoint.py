@@ -106,8 +106,7 @@ def _print_to_hf(document: Document) -> None:
         f"Wrote the {document['kind']} of {document['model']} after step {document['step']:,} as {document['dtype']}: "
         f"{document['weights']}"
     )
-    for text in document["notes"]:
-        note(text)
+    note(*document["notes"])
 
 
 def _print_from_hf(document: Document) -> None:

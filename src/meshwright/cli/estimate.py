@@ -74,8 +74,7 @@ def run(
         done = ask(estimate, of_estimate)
     if done.chosen is not None:
         note(f"the run file leaves the plan open; the planner chose {done.plan.describe()}")
-    for caution in done.notes:
-        note(caution)
+    note(*done.notes)
     write(trace_path, lambda path: _write_trace(done, path))
     write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
     emit(done, _print, as_json=as_json)
@@ -244,8 +243,7 @@ def _print_training(done: RunEstimate) -> None:
 def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None, as_json: bool) -> None:
     """Ask `estimate_memory`, and write the formats asked for."""
     found = ask(estimate_memory, asked)
-    for caution in found.notes:
-        note(caution)
+    note(*found.notes)
     write(csv_path, found.write_csv)
     emit(found, _print_model, as_json=as_json)
 

@@ -17,8 +17,7 @@ def run(*, asked: dict[str, Any], as_json: bool) -> None:
     with progress(f"evaluating {asked['model']}"):
         done = ask(evaluate, asked, command=("meshwright", *sys.argv[1:]))
     emit(done, _show, as_json=as_json)
-    for text in done.notes:
-        note(text)
+    note(*done.notes)
 
 
 def _show(done: Evaluation) -> None:

@@ -23,5 +23,4 @@ def run(*, asked: dict[str, Any], calibration: str | None, as_json: bool) -> Non
     print_line()
     print_line("Start it on every host:")
     emit_text("".join(f"  {line}\n" for line in done.command.splitlines()))
-    for caution in done.notes:
-        note(caution)
+    note(*done.notes)

@@ -25,8 +25,7 @@ def run(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None,
     batch = settings.pop("batch")
     with progress(f"loading {settings['model']}"):
         generator, about = open_generator(**settings)
-    for text in about:
-        note(text)
+    note(*about)
     command = ("meshwright", *sys.argv[1:])
     if len(requests) == 1 and not as_json:
         done = completions(generator, requests, batch=1, about=about, command=command, on_text=write_text)
@@ -38,8 +37,7 @@ def run(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None,
             emit_json(done)
         else:
             _print_all(done)
-    for text in done.notes[len(about) :]:
-        note(text)
+    note(*done.notes[len(about) :])
     say(done.summary())
 
 
@@ -66,8 +64,7 @@ def _requests(prompt: str | None, path: Path | None) -> list[PromptLike]:
     if path is not None:
         read = load_with_torch("meshwright.training.generation.requests:read_requests", what="generation")
         found = read(path)
-        for text in found.notes:
-            note(text)
+        note(*found.notes)
         return list(found.requests)
     if prompt is None:
         if sys.stdin.isatty():

@@ -25,8 +25,7 @@ def run(*, asked: dict[str, Any], survey: bool, as_json: bool) -> None:
         return
     if found.file is None:
         emit_text(found.text)
-    for caution in found.notes:
-        note(caution)
+    note(*found.notes)
 
 
 def _survey(asked: dict[str, Any], *, as_json: bool) -> None:

@@ -67,8 +67,7 @@ def _print_capacity(found: ServingCapacity) -> None:
             ),
         )
         print_line()
-    for line in found.notes:
-        note(line)
+    note(*found.notes)
 
 
 def print_hardware(cluster: Cluster) -> None:
@@ -95,8 +94,7 @@ def estimate(
     print_text_tables(found.tables())
     if found.price is not None:
         note(f"{found.price.total_usd_per_device_hour:.4g} USD per device-hour: {found.price.source}")
-    for line in found.notes:
-        note(line)
+    note(*found.notes)
 
 
 SHOWN, EXPLAINED = 5, 20
@@ -125,8 +123,7 @@ def plan(
     tables = [found.layout_table(EXPLAINED if explain else SHOWN)]
     print_text_tables([*tables, found.front_table()] if pareto else tables)
     _print_price(found)
-    for line in found.notes:
-        note(line)
+    note(*found.notes)
 
 
 def _print_price(found: ServingPlan) -> None:

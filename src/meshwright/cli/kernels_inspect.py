@@ -31,8 +31,7 @@ def run(*, ops: tuple[str, ...], names: tuple[str, ...], as_json: bool) -> None:
         emit_json({"kernels": [asdict(row) for row in rows], "faults": faults})
     else:
         _print(rows)
-        for fault in faults:
-            note(fault)
+        note(*faults)
     exit_unless(not faults)
 
 

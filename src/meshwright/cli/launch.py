@@ -104,14 +104,12 @@ def _show(request: LaunchRequest, found: Dispatch, *, place: str, as_json: bool)
     print_line("--- commands", style="bold")
     for one in found.commands:
         emit_text(shlex.join(one) + "\n")
-    for caution in found.notes:
-        note(caution)
+    note(*found.notes)
 
 
 def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool, as_json: bool) -> int:
     """Write the files, run the commands, and report the result. Returns the exit code."""
-    for caution in found.notes:
-        note(caution)
+    note(*found.notes)
     if place != LOCAL:
         require(found.commands[0][0])
     answers: dict[str, Any] = {}

@@ -135,8 +135,7 @@ def _print_package(package: SubmissionPackage) -> None:
     for score in package.scores:
         if not score.passes:
             print_line(f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red")
-    for line in package.notes:
-        note(line)
+    note(*package.notes)
     check = package.check
     if check.not_run:
         print_line(f"official package checker: not run: {check.not_run}", style="yellow")
@@ -271,8 +270,7 @@ def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit_json(document)
         return
-    for line in document["notes"]:
-        note(line)
+    note(*document["notes"])
     print_line(
         f"{document['benchmark']}, round {document['round']}: {document['num_runs']} runs, "
         f"{document['num_concurrent']} side by side, {document['warm_up_steps']} warm-up steps each. "
@@ -283,8 +281,7 @@ def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
 
 
 def _show(document: dict[str, Any]) -> None:
-    for line in document["notes"]:
-        note(line)
+    note(*document["notes"])
     print_table(
         {"run": "right", "seed": "right", "status": "left", "samples": "right", "loss": "right", "minutes": "right"},
         [
@@ -307,8 +304,7 @@ def _show_shape(document: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         emit_json(document)
         return
-    for line in document["notes"]:
-        note(line)
+    note(*document["notes"])
     if document["tokens_per_s_per_device"] is None:
         print_line(f"Memory: {document['memory']}. Nothing was trained.")
     else:

@@ -146,9 +146,10 @@ def styled(text: str, style: str) -> Text:
     return load("rich.text:Text")(printable(text), style=style)
 
 
-def note(message: str) -> None:
-    """Print a note on stderr, where it cannot disturb the answer."""
-    say(f"note: {message}")
+def note(*messages: str) -> None:
+    """Print notes on stderr, where they cannot disturb the answer."""
+    for message in messages:
+        say(f"note: {message}")
 
 
 @contextmanager

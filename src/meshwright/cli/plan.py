@@ -52,8 +52,7 @@ def run(
     if run.label_tokens is not None:
         least = run.tokens_per_step // run.tokens_per_batch
         note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")
-    for line in ranking.notes:
-        note(line)
+    note(*ranking.notes)
     if as_json:
         emit_json(ranking.to_dict())
         return

@@ -22,8 +22,7 @@ def run(*, asked: dict[str, Any], calibration: str | None, html_path: Path | Non
     run = take_run(asked, calibration=calibration)
     with progress(f"scaling {run.model.name}"):
         report = ask(scale, asked)
-    for line in report.notes:
-        note(line)
+    note(*report.notes)
     write_page("meshwright.report.scale:scale_page", report, path=html_path)
     if as_json:
         emit_json(report.to_dict())

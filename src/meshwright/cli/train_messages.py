@@ -59,8 +59,7 @@ def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None
     if expected.predicted is not None:
         rows.append(("expected step", predicted_text(expected.predicted, "step")))
     print_table({"": "left", " ": "left"}, rows)
-    for caution in start.notes + expected.notes:
-        note(caution)
+    note(*(start.notes + expected.notes))
 
 
 def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:
@@ -82,8 +81,7 @@ def show_record(record: Record, *, folder: Path, page: Path | None, as_json: boo
         print_line(record.sample)
     print_line()
     print_line(f"Results: {folder}" + (f"; report: {page}" if page else ""))
-    for caution in record.notes:
-        note(caution)
+    note(*record.notes)
 
 
 def _rows_of_sources(sources: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:

@@ -78,8 +78,7 @@ class RunTuning:
             total += f", {after} after, speed-up {_speed_up_text(outcome.ratio)}; {outcome.ratio.n} rounds"
         print_line(f"{total}.")
         print_line(f"Tried: {'; '.join(outcome.tried) or 'nothing'}.")
-        for caution in outcome.notes:
-            note(caution)
+        note(*outcome.notes)
         if choices.is_usual:
             print_line("Nothing is significantly faster: nothing is written.", style="bold")
             return
