@@ -47,6 +47,15 @@ def undisturbed(tiny_run, tmp_path_factory):
     return train
 
 
+def test_a_run_that_lost_its_record_after_the_last_step_gets_it_again(tiny_run, tmp_path):
+    training = tiny_run(tmp_path, **SMALLEST)
+    first = training.train()["statistics"]
+    (tmp_path / "out" / "record.json").unlink()
+    again = training.train("--resume")["statistics"]
+    for key in ("steps", "tokens", "last_loss"):
+        assert again[key] == first[key], key
+
+
 def kill_at_random(training, wait_for, *, kills: int, seed: int) -> None:
     """Start and kill, at random moments, the same in every test; each time some steps later than the last."""
     chance = random.Random(seed)

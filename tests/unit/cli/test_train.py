@@ -8,10 +8,12 @@ import pytest
 
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
+from meshwright.cli import train as cli_train
 from meshwright.cli.train_messages import introduction
 from meshwright.engines import base
 from meshwright.engines.external_workers import WorkersStart
 from meshwright.engines.maxtext.results import LAYOUT
+from meshwright.errors import InputError
 from meshwright.programs import install_command
 from meshwright.training import cpu_libraries
 from meshwright.training.run_identity import new_identity
@@ -173,3 +175,13 @@ def test_it_says_what_it_starts(tiny_text, tmp_path, is_one_process, words):
         is_one_process=is_one_process,
     )
     assert introduction(start)[-1] == words
+
+
+def test_a_training_whose_report_finds_no_room_has_ended_well(tmp_path, monkeypatch, capsys):
+    def full(*_, **__):
+        raise InputError("cannot write report.html: No space left on device")
+
+    monkeypatch.setattr(cli_train, "write_html", full)
+    monkeypatch.setattr(cli_train, "load", lambda name: lambda folder: None)
+    assert cli_train._write_page(tmp_path) is None
+    assert capsys.readouterr().err == "note: there is no report: cannot write report.html: No space left on device\n"

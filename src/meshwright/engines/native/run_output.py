@@ -65,6 +65,11 @@ class RunOutput:
         return 0.0 if self.log is None or self.log.last is None else self.log.last["elapsed_s"]
 
     @property
+    def loss_before(self) -> float | None:
+        """Loss of the last step before a resume, as the step log has it."""
+        return None if self.log is None or self.log.last is None else self.log.last["loss"]
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes of the trackers for the record."""
         return tuple(self.trackers.notes) if self.trackers else ()

@@ -208,6 +208,7 @@ class Trainer:
         self.output.open(
             after_step=self.first_step, tokenizer=self.loader.tokenizer, identity=self.checkpoints.identity
         )
+        self.measured.last_loss = self.output.loss_before
         self.profiler = open_profiler(
             self.prepared.options,
             done=self.first_step,
