@@ -236,6 +236,7 @@ TIMES = re.compile(
     r"straggler\w*|memory_bytes|memory|\w*_bytes_per_s|load\w*|sha256|manifest_sha256|id|command|pid|boot_id|url|num_calls|folder|peak_\w+)$"
 )
 """Keys of times, of what follows from them, and of what names one process."""
+MEASURED = re.compile(r"-?\d+(\.\d+)?(e[-+]\d+)?")  # a cell of a table, unless its column has counts
 PASSING = re.compile(
     r"\.Org\..{8}|\..+\.[0-9a-f]{8}\.partial|\..*lock|stdout|stderr|rank-\d+\.txt|"
     r"server\.log|\.metadata"
@@ -270,13 +271,18 @@ def _content(path: Path) -> Any:
         return [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
     if path.suffix == ".csv":
         with path.open(newline="") as file:
-            return [_timeless(row) for row in csv.DictReader(file)]
+            rows = [_timeless(row) for row in csv.DictReader(file)]
+        return [
+            {key: text for key, text in row.items() if key.startswith("num_") or not MEASURED.fullmatch(text)}
+            for row in rows
+        ]
     return path.read_bytes()
 
 
 def _timeless(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _timeless(item) if not TIMES.search(key) else "..." for key, item in value.items()}
+        kept = {key: item for key, item in value.items() if key != "resumed"}  # the times of resumptions
+        return {key: _timeless(item) if not TIMES.search(key) else "..." for key, item in kept.items()}
     return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 
