@@ -60,7 +60,7 @@ def _read_tree(path: Path) -> dict[str, Any]:
         trees = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the trees: {error.strerror or error}", got=str(path)) from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     if not isinstance(trees, dict) or len(trees) != 1:
         raise InputError(

@@ -20,9 +20,8 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
     name = kind or settings.text("adapter") or "none"
     if name == "none":
         for setting in ("in_4_bits", "quantised_bits"):
-            value = settings.get(setting)
-            if value and value not in (16, 32):
-                raise InputError(f"{settings.key(setting)}: only adapters train on a quantised base", got=str(value))
+            if settings.get(setting) not in (None, False, 16, 32):
+                raise settings.error(setting, "only adapters train on a quantised base")
         return {}
     rank, alpha = settings.count("rank"), settings.number("alpha")
     if alpha is None and rank and (per_rank := settings.number("alpha_per_rank")):
@@ -46,7 +45,7 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
 def _base_format(settings: Settings) -> str:
     bits = settings.count("quantised_bits")
     if bits not in (None, 4, 8):
-        raise InputError(f"{settings.key('quantised_bits')}: run files do not have it", got=bits, allowed="4, 8")
+        raise settings.error("quantised_bits", "run files do not have it", allowed="4, 8")
     if bits == 4 or settings.truth("in_4_bits"):
         return "nf4_double" if settings.truth("double_quantised") else "nf4"
     if bits == 8 or settings.truth("in_8_bits"):
@@ -71,7 +70,7 @@ def _targets(settings: Settings) -> list[str]:
                 f"{settings.key('targets')}: a module that run files do not adapt", got=name[:80], allowed=allowed
             )
     if not found:
-        raise InputError(f"{settings.key('targets')}: the configuration names no module to adapt")
+        raise settings.error("targets", "names no module to adapt")
     return [name for name in (*ATTENTION, "qkv", *MLP) if name in found]
 
 
@@ -82,7 +81,7 @@ def _names(given: Any, settings: Settings) -> list[str]:
     if isinstance(given, list) and all(isinstance(one, str) for one in given):
         return [one.rpartition(".")[2] for one in given]
     if not isinstance(given, str):
-        raise InputError(f"{settings.key('targets')}: must be names of modules", got=str(given)[:80])
+        raise settings.error("targets", "must be names of modules")
     if (pattern := EVERY_LAYER.fullmatch(given[:200])) and len(given) <= 200:
         blocks, names = pattern[1].split("|"), pattern[2].split("|")
         of = {"mlp": {"gate", "up", "down"}, "self_attn": {"q", "k", "v", "o"}, "cross_attn": set(), "attn": set()}

@@ -15,7 +15,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
-from meshwright.errors import InputError, RunFileError
+from meshwright.errors import InputError
 from meshwright.runfile import document as documents
 from meshwright.runfile.schema import RunFile
 
@@ -104,7 +104,7 @@ def _behind(parts: list[str], content: dict[str, Any], kind: TrainerTable) -> tu
     overlay: dict[str, str] = {}
     for part in parts:
         key, equals, _ = part.partition("=")
-        if not equals or not key:
+        if not equals:
             continue
         head, dot, _ = key.partition(".")
         is_own = kind.knows(key) or (key in content and not isinstance(content[key], Mapping))
@@ -176,7 +176,7 @@ def _deepspeed(value: Any, *, file: Path, key: str) -> tuple[TrainerTable, Path,
     if path is None:
         hint = 'name a file that is there: "CONFIG deepspeed=PATH", or give it behind the configuration'
         raise InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)
-    try:
-        return table("deepspeed"), path, content_of(path)
-    except RunFileError as error:
-        raise InputError(f"{key} of {file}: {error.message}", hint=error.hint) from None
+    content = content_of(path)
+    if (kind := table_of(content)) is not table("deepspeed"):
+        raise InputError(f"{key} of {file} is no configuration of DeepSpeed that is read", got=str(path))
+    return kind, path, content

@@ -122,7 +122,7 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
     given = component or settings.get("model")
     name = instead or given
     if not isinstance(name, str):
-        raise InputError(f"{settings.key('model')}: must be a model's name", got=str(name)[:80])
+        raise settings.error("model", "must be a model's name")
     known = settings.values("model").get(name.lower(), name)
     path = Path(known)
     if not is_hub_name(known) and not path.exists() and is_hub_name("/".join(path.parts[-2:])):
@@ -135,7 +135,7 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
         found = named_model(exact or like or known)
     except MeshwrightError as error:
         hint = f'"{settings.file.name} model=NAME" has the shapes of a model of the catalogue, or of a config.json'
-        raise InputError(f"{settings.key('model')}: {name} is no model that is known: {error}", hint=hint) from None
+        raise settings.error("model", f"{name} is no model that is known: {error}", got=None, hint=hint) from None
     is_quantised = settings.truth("in_4_bits") or settings.truth("in_8_bits")
     key = settings.table.key_of("quantised_experts")
     if key and found.experts is not None and is_quantised and not settings.truth("quantised_experts"):
@@ -179,14 +179,13 @@ def _parallel(settings: Settings, cluster: Cluster) -> dict[str, Any]:
 
 def _match_devices(settings: Settings, cluster: Cluster) -> None:
     """Raise InputError if the configuration states another number of processes than the cluster has devices."""
-    for name in ("devices", "devices_per_node"):
-        found = 0 if settings.get(name) in ("auto", "-1", -1) else settings.count(name, least=0) or 0
-        nodes = (settings.count("nodes") or 1) if name == "devices_per_node" else 1
-        if found and found * nodes != cluster.num_devices:
-            size = f"{found}x{nodes}" if name == "devices_per_node" else f"{min(found, 8)}x{max(1, found // 8)}"
-            hint = f"--cluster {cluster.accelerator.name}-{size}"
-            got = f"{found * nodes} devices, by {settings.key(name)}"
-            raise InputError(f"the cluster has {cluster.num_devices} devices", got=got, hint=hint)
+    name = "devices" if "devices" in settings.given else "devices_per_node"
+    of_node = 0 if settings.get(name) in ("auto", "-1", -1) else settings.count(name, least=0) or 0
+    found = of_node * (settings.count("nodes") or 1)
+    if found and found != cluster.num_devices:
+        hint = f"--cluster {cluster.accelerator.name}-{min(found, 8)}x{max(1, found // 8)}"
+        got = f"{found} devices, by {settings.key(name)}"
+        raise InputError(f"the cluster has {cluster.num_devices} devices", got=got, hint=hint)
 
 
 def _sharding(settings: Settings) -> tuple[str, bool]:
@@ -194,12 +193,10 @@ def _sharding(settings: Settings) -> tuple[str, bool]:
     stage, distributed = settings.count("zero_stage", least=0), settings.text("distributed")
     if stage is not None:
         if stage >= len(STAGES):
-            raise InputError(f"{settings.key('zero_stage')}: no stage of ZeRO", got=stage, allowed="0 to 3")
+            raise settings.error("zero_stage", "no stage of ZeRO", allowed="0 to 3")
         return STAGES[stage], False
     if distributed == "deepspeed":
-        raise InputError(
-            "accelerate starts DeepSpeed, and no file says its stage", hint="give deepspeed_config.zero_stage"
-        )
+        raise settings.error("distributed", "no file says the stage", hint="give deepspeed_config.zero_stage")
     if distributed == "none":
         return "none", False
     given = settings.get("fsdp")
@@ -211,9 +208,7 @@ def _sharding(settings: Settings) -> tuple[str, bool]:
     if "offload" in kinds:
         settings.give("offload_parameters", Given(value=True, key="fsdp", file=settings.file), of=settings.table)
     if unknown := kinds - {*FSDP, "offload"}:
-        raise InputError(
-            f"{settings.key('fsdp')}: no strategy of FSDP", got=", ".join(sorted(unknown)), allowed=", ".join(FSDP)
-        )
+        raise settings.error("fsdp", "no strategy of FSDP", got=", ".join(sorted(unknown)), allowed=", ".join(FSDP))
     switches = ("fsdp", "fsdp_version", "fsdp_reshard", "fsdp_sharding")[: 4 if settings.truth("fsdp_by_config") else 1]
     if distributed != "fsdp" and not any(settings.get(name) for name in switches):
         return "none", False
@@ -240,26 +235,20 @@ def _recompute(settings: Settings, *, devices: int) -> str:
 def _batch(settings: Settings, *, ranks: int) -> dict[str, Any]:
     """Return the batch of `ranks` data-parallel ranks. Raises InputError where it cannot be split over them."""
     micro, total = settings.count("micro"), settings.count("global_sequences")
-    accumulated = settings.count("accumulation")
-    key = settings.key("global_sequences")
-    if total is not None and micro is None:
-        micro, rest = divmod(total, ranks * (accumulated or 1))
-        if rest or not micro:
-            raise InputError(f"{key}: cannot be split over {ranks} data-parallel ranks", got=total)
-    if micro is None:
-        raise InputError("no micro-batch is given", hint="batch.micro=SEQUENCES behind the file")
-    if total is not None and "accumulation" not in settings.given:
-        accumulated = total // ranks // micro
-        if not accumulated:
-            raise InputError(
-                f"{key}: is smaller than a micro-batch of each rank", got=total, allowed=f">= {micro * ranks}"
-            )
-    found = micro * (accumulated or 1) * ranks
+    accumulated = settings.count("accumulation") if total is None or "accumulation" in settings.given else None
+    if total is not None:
+        micro = micro or total // (ranks * (accumulated or 1))
+        accumulated = accumulated or total // ranks // max(1, micro)
+    found = (micro or 0) * (1 if accumulated is None else accumulated) * ranks
+    if not found:
+        raise settings.error("global_sequences", f"cannot be split over {ranks} data-parallel ranks")
     if total is not None and found != total:
+        shape = f"{micro} x {accumulated} x {ranks} ranks"
         if settings.tables.get("global_sequences", settings.table).shares_work:
-            got = f"{total}, {micro} x {accumulated} x {ranks} ranks"
-            raise InputError(f"{key}: is not micro-batch x accumulation x ranks", got=got)
-        settings.notes.append(f"{key}: {total} sequences do not fill {ranks} ranks: {found} are read of it")
+            raise settings.error(
+                "global_sequences", "is not micro-batch x accumulation x ranks", got=f"{total}, {shape}"
+            )
+        settings.notes.append(f"{settings.key('global_sequences')}: {total} are read as {found} sequences, {shape}")
     return {"global_sequences": found, "micro": micro}
 
 
@@ -293,9 +282,8 @@ def _schedule(settings: Settings) -> dict[str, Any]:
     if kind == "wsd":
         decay = settings.count("decay_steps")
         if decay is None or steps is None:
-            raise InputError(
-                f"{settings.key('schedule')}: the decay at the end needs a number of steps",
-                hint=f"{settings.table.key_of('steps')}=STEPS and num_decay_steps",
+            raise settings.error(
+                "schedule", "its decay needs numbers of steps", hint="max_steps=STEPS and num_decay_steps"
             )
         found["decay_ratio"] = decay / steps
     return found if kind == "constant" else found | {"final_ratio": final or 0.0}
@@ -304,20 +292,19 @@ def _schedule(settings: Settings) -> dict[str, Any]:
 def _warm_up(settings: Settings, steps: int | None) -> int:
     """Return the steps of warm-up; a share of an unknown number of steps is noted and is 0."""
     given, ratio = settings.number("warmup_steps"), settings.number("warmup_ratio")
-    share = given if given is not None and 0 < given < 1 else None if given else ratio
-    if settings.get("warmup_epochs"):
-        key = settings.key("warmup_epochs")
-        settings.notes.append(f"{key} is not carried over: it is a share of an epoch, and data are not counted")
+    name = "warmup_steps" if given else "warmup_ratio"
+    share = given if given and 0 < given < 1 else None if given else ratio
+    if share and not 0 <= share < 1:
+        raise settings.error(name, "must be a share of the steps", allowed="0 to 1")
+    if settings.get("warmup_epochs") or (share and steps is None):
+        key = settings.key("warmup_epochs" if settings.get("warmup_epochs") else name)
+        settings.notes.append(f"{key} is not carried over: it is a share of steps, whose number is not known")
         return 0
-    if not share:
+    if not share or steps is None:
         return settings.count("warmup_steps", least=0) or 0
-    if steps is None:
-        key = settings.key("warmup_ratio" if share == ratio else "warmup_steps")
-        settings.notes.append(f"{key}: {share} is not carried over: it is a share of steps, whose number is not known")
-        return 0
     found = math.floor(share * steps) if settings.truth("warmup_rounds_down") else math.ceil(share * steps)
-    if "warmup_ratio" not in settings.given and (most := settings.count("warmup_most")) and share == ratio:
-        found = min(found, most)
+    if name not in settings.given:
+        found = min(found, settings.count("warmup_most") or found)
     return (settings.count("warmup_of_one") or 1) if found == 1 else found
 
 

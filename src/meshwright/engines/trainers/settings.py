@@ -11,17 +11,8 @@ from typing import Any
 from meshwright.engines.trainers.tables import TrainerTable
 from meshwright.errors import InputError
 
-TRUTHS = {
-    "true": True,
-    "yes": True,
-    "on": True,
-    "auto": True,
-    "false": False,
-    "no": False,
-    "off": False,
-    "none": False,
-    "inductor": True,
-}
+_TRUE, _FALSE = ("true", "yes", "on", "auto", "inductor"), ("false", "no", "off", "none")
+TRUTHS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 LARGEST = 1 << 62
 
 
@@ -68,11 +59,16 @@ class Settings:
         """Return the key of a setting, as messages name it."""
         return self.given[setting].key if setting in self.given else self.table.key_of(setting) or setting
 
+    def error(self, setting: str, what: str, **more: Any) -> InputError:
+        """Return the error that the value of a setting is, with what was got unless `more` has it."""
+        more = {"got": str(self.get(setting))[:80]} | more
+        return InputError(f"{self.key(setting)}: {what}", **more)
+
     def count(self, setting: str, *, least: int = 1) -> int | None:
         """Return a whole number, None where it is not set. Raises InputError for another value."""
         found = self.number(setting)
         if found is not None and not (found == int(found) and least <= found <= LARGEST):
-            raise InputError(f"{self.key(setting)}: must be a whole number", got=found, allowed=f">= {least}")
+            raise self.error(setting, "must be a whole number", allowed=f">= {least}")
         return None if found is None else int(found)
 
     def number(self, setting: str) -> float | None:
@@ -85,7 +81,7 @@ class Settings:
         except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not math.isfinite(number):
-            raise InputError(f"{self.key(setting)}: must be a number", got=str(found)[:40])
+            raise self.error(setting, "must be a number")
         return int(found) if isinstance(found, int) else number
 
     def truth(self, setting: str) -> bool:
@@ -95,7 +91,7 @@ class Settings:
             return bool(found)
         if isinstance(found, str) and found.lower() in TRUTHS:
             return TRUTHS[found.lower()]
-        raise InputError(f"{self.key(setting)}: must be true or false", got=str(found)[:40])
+        raise self.error(setting, "must be true or false")
 
     def text(self, setting: str) -> str | None:
         """Return our text for a value, which is noted where it is another one; None where it is not set.
@@ -109,8 +105,7 @@ class Settings:
         text = str(found).lower() if isinstance(found, bool) else str(found)
         known = values.get(text, values.get(text.lower())) if values else text
         if known is None:
-            allowed = ", ".join(values)
-            raise InputError(f"{self.key(setting)}: run files do not have it", got=text[:80], allowed=allowed)
+            raise self.error(setting, "run files do not have it", allowed=", ".join(values))
         ours, colon, note = known.partition(":")
         if colon:
             read = f" is read as {ours}" if ours else ""

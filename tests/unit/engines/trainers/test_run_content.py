@@ -63,6 +63,7 @@ LITGPT_PRETRAIN = {
     "model_name": "pythia-12b", "train": {"global_batch_size": 512, "micro_batch_size": 4, "max_seq_length": 2048},
     "optimizer": "AdamW", "devices": 8, "num_nodes": 2,
 }  # fmt: skip
+SMALL = LITGPT_PRETRAIN | {"num_nodes": 1, "train": LITGPT_PRETRAIN["train"] | {"global_batch_size": 24}}
 ACCELERATE = {
     "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP", "mixed_precision": "bf16", "num_machines": 1,
     "num_processes": 8, "fsdp_config": {"fsdp_sharding_strategy": "SHARD_GRAD_OP", "fsdp_offload_params": False},
@@ -240,7 +241,11 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
         (AXOLOTL | {"dp_shard_size": 2}, "data-parallel ranks are not the 8"),
         (AXOLOTL | {"tensor_parallel_size": 3}, "do not divide the 8 devices"),
         (AXOLOTL | {"bfloat16": True, "deepspeed": {"zero_optimization": {"stage": 7}}}, "no stage of ZeRO"),
+        (AXOLOTL | {"deepspeed": "part0.yaml"}, "is no configuration of DeepSpeed"),
+        (AXOLOTL | {"warmup_ratio": -3}, "warmup_ratio: must be a share"),
+        (AXOLOTL | {"warmup_steps": -4}, "warmup_steps: must be a whole number"),
         (AXOLOTL | {"deepspeed": 4}, "deepspeed: must be the path of a file"),
+        (SMALL, "be split over 8 data-parallel ranks"),
         (LITGPT | {"devices": 2}, "the cluster has 8 devices"),
         (TRAINING_ARGUMENTS | {"fsdp": "full"}, "no strategy of FSDP"),
         (TRAINING_ARGUMENTS | {"activation_checkpointing": False}, "contradict each other"),
@@ -280,6 +285,14 @@ def test_what_is_missing_is_given_behind_the_file(read):
 
     assert (run.sequence_length, run.model.name, run.num_steps) == (4096, "qwen3-0.6b", 700)
     assert run.lora.base_format == "nf4_double"
+
+
+def test_json_of_any_depth_is_refused(tmp_path, meshwright):
+    (tmp_path / "deep.json").write_text('{"base_model": ' + "[" * 5000 + "]" * 5000 + "}")
+    result = meshwright("import", str(tmp_path / "deep.json"), "--cluster", "h100-8x1")
+
+    assert result.exit_code == 2
+    assert "internal error" not in result.stderr
 
 
 def test_contradicting_files_are_refused(read):
