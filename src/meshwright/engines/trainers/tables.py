@@ -106,10 +106,14 @@ def table(name: str) -> TrainerTable:
 
 
 def table_of(content: Mapping[str, Any]) -> TrainerTable | None:
-    """Return the table whose marks `content`, a configuration as it was read, has; None: it is of no trainer."""
+    """Return the table whose marks and keys `content`, as it was read, has; None: it is of no trainer.
+
+    More than half of its keys are known: configurations of other programs contain DeepSpeed's.
+    """
     for name in ORDER:
         found = table(name)
-        if any(all(_has(content, key) for key in mark) for mark in found.marks):
+        num_known = sum(found.knows(str(key)) or found.has_below(str(key)) for key in content)
+        if any(all(_has(content, key) for key in mark) for mark in found.marks) and 2 * num_known > len(content):
             return found
     return None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.engines.trainers.tables import ORDER, table
+from meshwright.engines.trainers.tables import ORDER, table, table_of
 
 
 @pytest.mark.parametrize("name", ORDER)
@@ -24,3 +24,9 @@ def test_every_default_that_is_a_word_is_known(name):
         if isinstance(found.defaults.get(setting), str) and found.defaults[setting] not in values
     ]
     assert not unknown
+
+
+def test_keys_of_deepspeed_in_a_configuration_of_another_program_do_not_make_it_deepspeeds():
+    alone = {"zero_optimization": {"stage": 1}, "train_micro_batch_size_per_gpu": 4}
+    assert table_of(alone) is table("deepspeed")
+    assert table_of(alone | {"num_layers": 12, "hidden_size": 768, "pos_emb": "rotary"}) is None
