@@ -25,7 +25,7 @@ def run(*, asked: dict[str, Any], as_json: bool) -> None:
         with progress(f"measuring {recorder.sidecar['device']['name']}", total=request.budget_s) as advance:
             outcome = measure(request, device=device, recorder=recorder, advance=advance)
     except KeyboardInterrupt:
-        note(f"{len(recorder.done)} measurements are in {recorder.path}; continue with --resume")
+        note(f"{recorder.path} has {len(recorder.done)} of the measurements; continue with --resume")
         raise
     if as_json:
         emit_json(_document(recorder, outcome))

@@ -36,7 +36,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
         watch.clear()
         if recorder.rows:
             what = "interrupted" if isinstance(error, KeyboardInterrupt) else "ended early"
-            note(f"{what}: {len(recorder.rows)} measurements are in {folder}")
+            note(f"{what}: {folder} has {len(recorder.rows)} of the measurements")
         raise
     finally:
         recorder.save(ended=now())

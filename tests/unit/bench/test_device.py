@@ -180,17 +180,18 @@ def test_an_interruption_keeps_what_was_measured(tmp_path, monkeypatch):
 
 @pytest.mark.when_touched  # test_an_interruption_keeps_what_was_measured is the interruption of one process
 @pytest.mark.distributed
-def test_collectives_between_two_processes_and_ctrl_c(tmp_path):
-    """As a user starts it: every collective is measured, then Ctrl-C ends it and keeps the records."""
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_collectives_between_two_processes_and_a_signal(tmp_path, signum):
+    """As a user starts it: every collective is measured, then Ctrl-C or SIGTERM ends it and keeps the records."""
     words = ["bench", "device", "--families", "collectives", "--budget", "1h", "--processes", "2", "--out", "out"]
     process = WarmProcess(words, folder=tmp_path, environment=os.environ | {"OMP_NUM_THREADS": "1"})
     path, deadline_s = tmp_path / "out" / "records.csv", time.monotonic() + 120
     while time.monotonic() < deadline_s and (not path.exists() or path.read_text().count("\n") < 7):
         time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signum)
     _, stderr = process.communicate(timeout=300)
-    assert process.returncode == 130, stderr
-    assert re.search(r"measurements are in out/records.csv; continue with --resume", stderr)
+    assert process.returncode == 128 + signum, stderr
+    assert re.search(r"out/records.csv has \d+ of the measurements; continue with --resume", stderr)
     assert len({row.point.kernel for row in read(path).measured}) == 5
 
 

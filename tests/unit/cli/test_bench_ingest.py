@@ -184,7 +184,7 @@ def test_a_signal_keeps_what_was_measured(
     assert 8 < records.passes[-1].num_chunks <= 12
     assert records.passes[-1].mode == mode
     assert records.sidecar["ended"]
-    assert "measurements are in" in shown.stderr
+    assert "of the measurements" in shown.stderr
 
 
 @pytest.mark.parametrize(
