@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from pkgutil import resolve_name
 
 import pytest
 
 import meshwright as mw
+import meshwright.report
 from meshwright.report.drawn import NOTEBOOKS, PAGES, notebook_html, write_page_of
 from meshwright.result import Result
 
@@ -17,6 +20,12 @@ def test_every_public_answer_is_in_the_table_and_each_entry_names_functions():
     assert {resolve_name(f"meshwright.{name}") for name in NOTEBOOKS} == answers
     functions = [resolve_name(f"meshwright.report.{name}") for drawn in (NOTEBOOKS, PAGES) for name in drawn.values()]
     assert all(map(callable, functions))
+
+
+def test_no_text_of_a_figure_is_below_eleven_pixels():
+    for path in Path(meshwright.report.__path__[0]).rglob("*.py"):
+        found = re.findall(r"""fontSize["']?\s*[:=]\s*([\d.]+)""", path.read_text(encoding="utf-8"))
+        assert all(float(size) >= 11 for size in found), f"{path}: {found}"
 
 
 def test_an_answer_that_writes_its_page_has_one_in_the_table():

@@ -299,8 +299,8 @@ def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> An
     rule = alt.Chart(alt.Data(values=[{"x": base_usd}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
     return alt.layer(
         base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"), rule,
-        base.mark_text(align="right", dx=-5, color=INK, fontSize=10, limit=95).encode(x=x, text="left:N"),
-        base.mark_text(align="left", dx=5, color=INK, fontSize=10, limit=150).encode(
+        base.mark_text(align="right", dx=-5, color=INK, fontSize=11, limit=95).encode(x=x, text="left:N"),
+        base.mark_text(align="left", dx=5, color=INK, fontSize=11, limit=150).encode(
             x=alt.X("high:Q", scale=scale), text="right:N"
         ),
     ).properties(width=WIDTH, height={"step": 28})  # fmt: skip
