@@ -177,6 +177,6 @@ def _deepspeed(value: Any, *, file: Path, key: str) -> tuple[TrainerTable, Path,
         hint = 'name a file that is there: "CONFIG deepspeed=PATH", or give it behind the configuration'
         raise InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)
     content = content_of(path)
-    if (kind := table_of(content)) is not table("deepspeed"):
+    if table_of(content) is not table("deepspeed"):
         raise InputError(f"{key} of {file} is no configuration of DeepSpeed that is read", got=str(path))
-    return kind, path, content
+    return table("deepspeed"), path, content
