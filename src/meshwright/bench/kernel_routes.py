@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -135,38 +136,30 @@ def _measure_case(
     exact = _exact(small)
     rows: list[RouteRow] = []
     for name in names:
-        common: dict[str, Any] = {
-            "op": case.op,
-            "model": case.model,
-            "shape": case.shape,
-            "format": format,
-            "route": name,
-        }
-        is_default = name == own.route
+        row = partial(RouteRow, op=case.op, model=case.model, shape=case.shape, format=format, route=name)
         try:
             forward, backward, peak_bytes = _timed(case, name, device=device, budget_s=min(budget_s, LONGEST_S))
             error = _error(small, name, exact)
         except InputError as refusal:  # of the dispatcher
             reason = refusal.message.partition("cannot serve this call: ")[2] or refusal.message
-            rows.append(RouteRow(**common, reason=reason.partition(": got")[0]))
+            rows.append(row(reason=reason.partition(": got")[0]))
             continue
         except AbsurdClockError as absurd:
-            rows.append(RouteRow(**common, reason=absurd.message))
+            rows.append(row(reason=absurd.message))
             continue
         except Exception as failure:  # libraries and compilers raise what they like, and the next route is measured
             reason = str(failure).partition("\n")[0][:200]
-            rows.append(RouteRow(**common, reason=f"{type(failure).__name__}: {reason}", is_failure=True))
+            rows.append(row(reason=f"{type(failure).__name__}: {reason}", is_failure=True))
             continue
         passes = 1.0 + (case.backward if backward is not None else 0.0)
         seconds = forward.median + (0.0 if backward is None else backward.median)
-        rows.append(RouteRow(
-            **common, forward_s=forward, backward_s=backward, flops=passes * case.flops,
-            least_bytes=passes * case.bytes, roofline_ratio=passes * bound_s / seconds,
-            peak_bytes=peak_bytes, error=error, is_default=is_default,
+        rows.append(row(
+            forward_s=forward, backward_s=backward, flops=passes * case.flops, least_bytes=passes * case.bytes,
+            roofline_ratio=passes * bound_s / seconds, peak_bytes=peak_bytes, error=error,
+            is_default=name == own.route,
         ))  # fmt: skip
     fastest = _fastest(rows)
-    for row in rows:
-        outcome.rows.append(replace(row, is_fastest=True) if row is fastest else row)
+    outcome.rows += [replace(one, is_fastest=True) if one is fastest else one for one in rows]
     if fastest is not None:
         outcome.cases.append((case, fastest))
         outcome.fastest[TunedCall(op=case.op, shapes=own.call.shapes, dtypes=own.call.dtypes)] = fastest.route
