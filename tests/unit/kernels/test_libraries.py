@@ -12,11 +12,12 @@ from tests.kernel_cases import assert_close, demanding, drawn, needs_interpreter
 from torch.nn import functional
 
 from meshwright.kernels import gated_activation as activations
+from meshwright.kernels import libraries
 from meshwright.kernels.attention.operation import ScoreOptions, attention, reference
 from meshwright.kernels.cross_entropy import cross_entropy
 from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.labels import IGNORED_LABEL
-from meshwright.kernels.libraries import aiter, installed, transformer_engine
+from meshwright.kernels.libraries import aiter, transformer_engine
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.rms_norm import add_rms_norm, rms_norm
 from meshwright.kernels.rms_norm import reference as norm_reference
@@ -235,7 +236,7 @@ def _libraries(monkeypatch):
         module = ModuleType(name)
         vars(module).update(content)
         monkeypatch.setitem(sys.modules, name, module)
-    monkeypatch.setattr(installed, "find_spec", lambda name: SimpleNamespace())
+    monkeypatch.setattr(libraries, "find_spec", lambda name: SimpleNamespace())
     transformer_engine._module.cache_clear()
     yield
     transformer_engine._module.cache_clear()
@@ -293,7 +294,7 @@ def test_a_library_serves_the_gpus_of_its_vendor(route, own, other):
 
 
 def test_a_library_that_is_not_installed_is_refused_with_the_command(monkeypatch):
-    monkeypatch.setattr(installed, "find_spec", lambda name: None)
+    monkeypatch.setattr(libraries, "find_spec", lambda name: None)
     for op, route, architecture, project in (
         ("rms_norm", "transformer_engine", "sm90", "transformer_engine"),
         ("rms_norm", "aiter", "gfx942", "amd-aiter"),

@@ -13,7 +13,7 @@ environment    the Python environment of MaxText, and the command that creates i
 
 config                    the model as configuration keys, written and read
 parameters                the arrays of MaxText's parameters, and the matrices that each is made of
-worker_inputs             batches, initial adapters and the rendezvous address of a training
+worker_inputs             batches and initial adapters of a training
 in_maxtext_environment    scripts that import MaxText and JAX: start of a training, training loop, weights
 """
 

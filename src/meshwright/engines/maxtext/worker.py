@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -31,12 +32,13 @@ from meshwright.engines.maxtext.results import (
     step_entry,
     validation_entry,
 )
-from meshwright.engines.maxtext.worker_inputs import adapters, batch_files, rendezvous
+from meshwright.engines.maxtext.worker_inputs import adapters, batch_files
 from meshwright.errors import MeshwrightError
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
 from meshwright.training.profiling.steps import steps_of_environment
+from meshwright.training.rendezvous import free_port
 from meshwright.version import __version__
 
 SCRIPTS = Path(__file__).parent / "in_maxtext_environment"
@@ -68,7 +70,7 @@ def _train(run: Run, folder: Path) -> int:
     child = subprocess.Popen(
         [str(python), str(SCRIPTS / "meshwright_train.py"), str(output), _cpu_settings(run), arrays, *arguments],
         env=os.environ
-        | rendezvous.variables()
+        | rendezvous_variables()
         | _environment(folder, num_devices=run.plan.num_devices // world, xla=flags),
     )
     log = _StepLogWriter(output, rank=rank, is_exact=bool(arrays), profile=profile)
@@ -242,6 +244,35 @@ def _append(path: Path, entries: list[dict[str, Any]]) -> None:
         return
     with path.open("a", encoding="utf-8") as stream:
         stream.write("".join(json.dumps(entry) + "\n" for entry in entries))
+
+
+AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by torchrun if its agent has the store
+
+
+def rendezvous_variables() -> dict[str, str]:
+    """Return MASTER_ADDR and MASTER_PORT of JAX's coordinator; empty if the given port is free.
+
+    Under torchrun, whose store listens on MASTER_PORT, the first process chooses a port and sends it to the others
+    through that store, at every restart.
+    """
+    if os.environ.get(AGENT_STORE) != "True" or int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        return {}
+    from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]  not in __all__
+
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = TCPStore(host, port, is_master=False)
+    key = f"meshwright/jax/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    if os.environ["RANK"] == "0":
+        store.set(key, f"{_own_address(host, port)} {free_port()}")
+    address, found = store.get(key).decode().split()
+    return {"MASTER_ADDR": address, "MASTER_PORT": found}
+
+
+def _own_address(host: str, port: int) -> str:
+    """Return this host's address for other hosts: the local address of a connection to `host`, or `host` itself."""
+    with socket.create_connection((host, port)) as there:
+        address = there.getsockname()[0]
+    return host if address.startswith("127.") or address == "::1" else address
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ from tempfile import TemporaryDirectory
 from meshwright.engines.base import TrainOptions
 from meshwright.engines.native import engine
 from meshwright.engines.native.assembly import assemble
-from meshwright.engines.native.bare_step import take_bare_step
 from meshwright.engines.native.batch_loader import open_batch_loader
 from meshwright.engines.native.parallel.mesh import mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.engines.native.warm_up import take_bare_step
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.records.rate_range import RateRange, rate_of

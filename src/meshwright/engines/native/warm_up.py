@@ -13,15 +13,32 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from meshwright.engines.native.assembly import Assembly
-from meshwright.engines.native.bare_step import take_bare_step
-from meshwright.engines.native.batch_loader import BatchLoader
+from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.specs.run import VALIDATION, Run
 from meshwright.training.data import Corpus
 from meshwright.training.data.packing import SyntheticSamples
 from meshwright.training.masters import local_part
+
+
+def take_bare_step(
+    assembly: Assembly, batch: LoadedBatch, *, coordinates: MeshCoordinates, step: int, learning_rate: float
+) -> float:
+    """Update once with `batch`; the mean loss of its labels before it. Collective."""
+    assembly.before_step(step)
+    assembly.scale_router_losses(batch.counts.router_loss_scale)
+    loss = assembly.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
+    mean = loss.double() / coordinates.plan.tensor
+    if coordinates.num_ranks > 1:
+        dist.all_reduce(mean)
+    load_LE = assembly.collect_expert_load()
+    assembly.collect_prediction_losses()  # resets them
+    assembly.optimizer.step(learning_rate=learning_rate, accepts=lambda _: True)
+    assembly.after_step(load_LE)
+    return mean.item()
 
 
 def warm_up(run: Run, *, assembly: Assembly, coordinates: MeshCoordinates, num_steps: int) -> None:

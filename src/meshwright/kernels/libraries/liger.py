@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meshwright.kernels.labels import IGNORED_LABEL
-from meshwright.kernels.libraries.installed import absent, untraced
+from meshwright.kernels.libraries import absent, untraced
 from meshwright.kernels.routes import KernelCall, Refusal
 from meshwright.kernels.triton_route import serves_triton
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from meshwright.kernels.libraries.installed import unfit, unfit_attention
+from meshwright.kernels.libraries import unfit, unfit_attention
 from meshwright.kernels.routes import KernelCall, Refusal
 
 if TYPE_CHECKING:

@@ -1,1 +1,1 @@
-"""Files and addresses that MaxText's processes are given before they start."""
+"""Files that MaxText's processes are given before they start."""

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from meshwright.engines.maxtext.worker_inputs import rendezvous
+from meshwright.engines.maxtext.worker import rendezvous_variables
 
 
 def test_processes_under_torchrun_meet_beside_its_store(monkeypatch):
@@ -20,16 +20,16 @@ def test_processes_under_torchrun_meet_beside_its_store(monkeypatch):
     places = []
     for rank in ("0", "1"):
         monkeypatch.setenv("RANK", rank)
-        places.append(rendezvous.variables())
+        places.append(rendezvous_variables())
     assert places[0] == places[1]
     assert places[0]["MASTER_ADDR"] == "127.0.0.1"
     with socket.socket() as free:
         free.bind(("127.0.0.1", int(places[0]["MASTER_PORT"])))
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert rendezvous.variables() == {}
+    assert rendezvous_variables() == {}
 
 
 def test_other_launchers_leave_the_port_free(monkeypatch):
     monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert rendezvous.variables() == {}
+    assert rendezvous_variables() == {}
