@@ -285,7 +285,7 @@ def _schedule(settings: Settings) -> dict[str, Any]:
             raise settings.error(
                 "schedule", "its decay needs numbers of steps", hint="max_steps=STEPS and num_decay_steps"
             )
-        found["decay_ratio"] = decay / steps
+        found |= {"decay_ratio": decay / steps, "decay_shape": settings.text("decay_shape") or "linear"}
     return found if kind == "constant" else found | {"final_ratio": final or 0.0}
 
 

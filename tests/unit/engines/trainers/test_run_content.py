@@ -110,6 +110,15 @@ def test_training_arguments(read):
     assert (run.num_steps, run.precision.name, run.stack.framework) == (1000, "bf16", "transformers")
 
 
+@pytest.mark.parametrize(("given", "shape"), [({}, "cosine"), ({"decay_type": "1-sqrt"}, "sqrt")])
+def test_the_decay_of_transformers_wsd(read, given, shape):
+    """The curve is a cosine unless it is stated (transformers, `get_wsd_schedule`)."""
+    kwargs = {"num_decay_steps": 200, "min_lr_ratio": 0.05} | given
+    run = read(TRAINING_ARGUMENTS | {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": kwargs})
+    o = run.optimizer
+    assert (o.schedule, o.decay_ratio, o.decay_shape, o.final_ratio) == ("wsd", 0.2, shape, 0.05)
+
+
 def test_trl(read):
     run = read(TRL)
 
