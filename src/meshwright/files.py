@@ -106,8 +106,8 @@ def require_format(document: object, *, where: object, schema: str = "") -> None
     kind, _, number = schema.rpartition(" ")
     newest = int(number) if schema else FORMAT
     found = document.get("schema" if schema else "format", 1) if isinstance(document, dict) else 1
-    text = str(found).removeprefix(f"{kind} ")[:9]
-    if text.isdecimal() and int(text) > newest:
+    is_ours, text = not schema or str(found).startswith(f"{kind} "), str(found).removeprefix(f"{kind} ")[:9]
+    if is_ours and text.isdecimal() and int(text) > newest:
         raise NewerFormatError(where, got=found, allowed=schema or FORMAT)
 
 

@@ -178,12 +178,12 @@ def notes_on_software(request: PlanRequest) -> list[str]:
         said = f"{facts.title} was never measured on {architecture}; its rates here are those of {facts.rates_of}"
         said += "" if num_runs(request.stack) else ", which was not measured on it either"
     elif not num_runs(request.stack):
-        said = f"no measured run of {facts.title} or its relatives on {architecture} informs this estimate"
+        said = f"no measured run on {architecture} of {facts.title}, or of its relatives, informs this estimate"
     else:
         return []
-    usual = stack_for_engine(ANY, vendor=cluster.accelerator.vendor)
-    if request.engine != ANY and (count := num_runs(usual)):
-        said += f"; --engine {ANY} estimates {stack_facts(usual.framework).title} ({count} measured runs of its kind)"
+    own, usual = (stack_for_engine(engine, vendor=cluster.accelerator.vendor) for engine in (request.engine, ANY))
+    if own.framework == facts.name and request.engine != ANY and (count := num_runs(usual)):
+        said += f"; engine: {ANY} estimates {stack_facts(usual.framework).title} ({count} measured runs of its kind)"
     return [said]
 
 

@@ -107,18 +107,25 @@ def test_memory_says_whether_it_fits():
     [
         ("h100-8x4", "megatron-bridge", ""),
         ("h100-8x4", "torchtitan", ""),
-        ("h100-8x4", "native", "was never measured on Hopper; its rates here are those of torchtitan; --engine any"),
-        ("b200-8x4", "native", "those of torchtitan, which was not measured on it either; --engine any estimates NeMo"),
-        ("b200-8x4", "torchtitan", "no measured run of TorchTitan or its relatives on Blackwell informs this estimate"),
+        ("h100-8x4", "native", "was never measured on Hopper; its rates here are those of torchtitan; engine: any"),
+        ("b200-8x4", "native", "those of torchtitan, which was not measured on it either; engine: any estimates NeMo"),
+        ("b200-8x4", "torchtitan", "no measured run on Blackwell of TorchTitan, or of its relatives, informs"),
         ("mi355x-8x4", "native", "estimates AMD Primus"),
-        ("vr200-4x18", "megatron-bridge", "on Rubin informs this estimate"),
+        ("vr200-4x18", "megatron-bridge", "no measured run on Rubin of NeMo"),
         ("cpu-1x1", "native", ""),
     ],
 )  # fmt: skip
 def test_an_engine_that_was_not_measured_on_an_architecture_is_named(cluster, framework, said):
-    noted = notes_on_software(request(cluster=cluster, framework=framework))
+    engine = {"megatron-bridge": "megatron"}.get(framework, framework)
+    noted = notes_on_software(replace(request(cluster=cluster, framework=framework), engine=engine))
     assert len(noted) == bool(said)
     assert said in "".join(noted)
+
+
+def test_another_engine_changes_nothing_where_the_run_states_its_software():
+    (said,) = notes_on_software(replace(request(framework="transformers"), engine="native"))
+    assert "on Hopper" in said
+    assert "engine: any" not in said
 
 
 def test_what_the_user_has_measured_needs_no_note():

@@ -41,7 +41,7 @@ TORCHTUNE = {
         "_component_": "torchtune.models.llama3_1.qlora_llama3_1_70b", "lora_attn_modules": ["q_proj", "output_proj"],
         "apply_lora_to_mlp": True, "lora_rank": 16, "lora_alpha": 32, "lora_dropout": 0.0,
     },
-    "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "/tmp/llama"},
+    "checkpointer": {"_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": "/models/llama"},
     "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "packed": True},
     "optimizer": {"_component_": "torch.optim.AdamW", "lr": 3e-4, "fused": True},
     "loss": {"_component_": "torchtune.modules.loss.LinearCrossEntropyLoss"},
@@ -159,7 +159,7 @@ def test_llama_factory(read):
 def test_torchtune(read):
     run = read(TORCHTUNE)
 
-    assert (run.model.name, run.weights, run.global_batch) == ("llama3.1-70b", "/tmp/llama", 64)
+    assert (run.model.name, run.weights, run.global_batch) == ("llama3.1-70b", "/models/llama", 64)
     assert (run.lora.targets, run.lora.base_format) == (("query", "output", "gate", "up", "down"), "nf4_double")
     assert (run.plan.sharding.name, run.num_steps, run.train.compile) == ("PARAMETERS", 1000, True)
     assert (run.optimizer.weight_decay, run.optimizer.gradient_clip, run.stack.framework) == (0.01, None, "torchtune")
