@@ -272,8 +272,8 @@ def _content(path: Path) -> Any:
     if path.suffix == ".csv":
         with path.open(newline="") as file:
             rows = [_timeless(row) for row in csv.DictReader(file)]
-        return [
-            {key: text for key, text in row.items() if key.startswith("num_") or not MEASURED.fullmatch(text)}
+        return [  # a torn row lacks its last cells
+            {key: text for key, text in row.items() if key.startswith("num_") or not MEASURED.fullmatch(text or "")}
             for row in rows
         ]
     return path.read_bytes()

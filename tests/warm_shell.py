@@ -75,7 +75,7 @@ class WarmShell:
             threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rw") as stream:
+        with connection, connection.makefile("r") as stream:
             _, descriptors, _, _ = socket.recv_fds(connection, 1, 3)
             arguments, folder, environment = json.loads(stream.readline())
             process = start_command(
@@ -90,5 +90,4 @@ class WarmShell:
                 os.close(descriptor)
             process.join()
             with suppress(OSError):  # a client that was killed waits for no answer
-                stream.write(f"{process.exitcode}\n")
-                stream.flush()
+                connection.sendall(f"{process.exitcode}\n".encode())
