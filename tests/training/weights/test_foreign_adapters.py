@@ -84,7 +84,9 @@ def base_of(model):
 def theirs(model, folder, values, *, seed=1):
     """Logits of an adapter that PEFT writes, trained as if, and reads again."""
     _, _, base = base_of(model)
-    made = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**values))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)  # PEFT draws its first matrices from PyTorch's own generator
+        made = peft.get_peft_model(copy.deepcopy(base), peft.LoraConfig(**values))
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in made.named_parameters():
