@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.records import device, kernel_routes, offline, trainings
 from meshwright.records.device import DeviceRecorder, row_of
 from meshwright.records.files import csv_line
@@ -218,3 +219,14 @@ def write_routes(folder: Path) -> None:
     folder.mkdir(parents=True)
     document = {"schema": kernel_routes.SCHEMA, **ORIGIN, "rows": [row, refused]}
     (folder / kernel_routes.NAME).write_text(json.dumps(document))
+
+
+def write_system(folder: Path) -> None:
+    """The description of a system, `sys8.json`, and a folder `code`, as a submission to MLPerf needs them."""
+    system = dict.fromkeys(SYSTEM_FIELDS, "") | {
+        "submitter": "Org", "division": "closed", "status": "Preview", "number_of_nodes": "1",
+        "accelerators_per_node": "8",
+    }  # fmt: skip
+    (folder / "sys8.json").write_text(json.dumps(system))
+    (folder / "code").mkdir()
+    (folder / "code" / "README.md").write_text("How to run\n")

@@ -26,14 +26,13 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.file_faults import FaultKind
-from tests.record_folders import write_training
+from tests.record_folders import write_system, write_training
 from tests.tiny_encoder import write_encoder
 from tests.unit.conftest import Machine
 from tests.unit.doctor.test_tuning import NODE
 from tests.unit.mlperf.conftest import SyntheticLog
 from tests.warm import WarmProcess
 
-from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.training.checkpoints import files as checkpoint_files
 
 FAKE_TRAIN = Path(__file__).parent / "unit" / "bench" / "fake_train.py"
@@ -189,13 +188,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, tiny_text: str) -> Path:
         (folder / "documents" / f"{number}.py").write_text(f"def f{number}(a, b):\n    return a + b\n" * 4)
     for seed in range(10):
         SyntheticLog(seed=seed, evaluations=5 + seed % 2).write(folder / "llama2_70b_lora" / f"result_{seed}.txt")
-    system = dict.fromkeys(SYSTEM_FIELDS, "") | {
-        "submitter": "Org", "division": "closed", "status": "Preview", "number_of_nodes": "1",
-        "accelerators_per_node": "8",
-    }  # fmt: skip
-    (folder / "sys8.json").write_text(json.dumps(system))
-    (folder / "code").mkdir()
-    (folder / "code" / "README.md").write_text("How to run\n")
+    write_system(folder)
     for name, value in NODE.items():
         path = folder / "node" / name.removeprefix("/")
         path.parent.mkdir(parents=True, exist_ok=True)

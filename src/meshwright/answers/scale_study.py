@@ -78,7 +78,7 @@ class ScaleReport(Result):
         replicas: replica sizes of the largest cluster, best first.
         replica_cluster: name of that cluster.
         sensitivity: efficiency with one assumption changed at a time.
-        notes: what the engine runs, and what was measured of it.
+        notes: cautions about the engine: it is `any`, or no run of its kind was measured on the accelerator.
     """
 
     run: Run

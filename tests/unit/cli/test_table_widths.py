@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import pytest
 from tests.example_runs import PINNED_RUN
 from tests.printed_tables import check_whole, printed_at
-from tests.record_folders import write_every_kind, write_training
+from tests.record_folders import write_every_kind, write_system, write_training
 from tests.unit.bench.serving.test_importers import INFERENCEX
 from tests.unit.mlperf.conftest import SyntheticLog
 
@@ -26,7 +26,6 @@ from meshwright.bench.training_summary import summaries
 from meshwright.cli import drawing
 from meshwright.cli.drawing import TableOrBlocks
 from meshwright.cli.output import print_table, print_text_tables
-from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.records import trainings
 from meshwright.records.ingest import read_ingest
 from meshwright.records.training import read_record
@@ -240,14 +239,8 @@ def write_submission(folder: Path) -> None:
     logs = [SyntheticLog(seed=seed, evaluations=5 + seed % 2) for seed in range(20)]
     for seed, log in enumerate(logs):
         log.write(folder / "llama2_70b_lora" / f"result_{seed}.txt")
-    system = dict.fromkeys(SYSTEM_FIELDS, "") | {
-        "submitter": "Org", "division": "closed", "status": "Preview", "number_of_nodes": "1",
-        "accelerators_per_node": "8",
-    }  # fmt: skip
-    (folder / "sys8.json").write_text(json.dumps(system))
-    (folder / "code").mkdir()
+    write_system(folder)
     (folder / "code" / "train.py").write_text("print(1)\n")
-    (folder / "code" / "README.md").write_text("How to run\n")
 
 
 # --- tests ---

@@ -41,7 +41,7 @@ ATTENTION_KEYS = {"xformers": "xformers", "fa2": "flash_attention_2", "flex": "f
 def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
     """Return the run on `cluster` that configurations of a trainer describe, without the keys of `ignore`.
 
-    Raises InputError for what cannot be read or expressed in a run file, and for what is missing, all at once.
+    Raises InputError with all settings that run files lack, or with all that the configuration lacks.
     """
     from meshwright.runfile import named_cluster
 
