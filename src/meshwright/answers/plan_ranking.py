@@ -17,8 +17,8 @@ from meshwright.answers.documents.plan import (
     switch_document,
     why_not_document,
 )
-from meshwright.engines.choice import is_exported, note_on_engine, with_planned_engine
-from meshwright.errors import InputError
+from meshwright.engines.choice import is_exported, notes_on_engine, with_engine, with_planned_engine
+from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers
@@ -33,7 +33,7 @@ from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
 from meshwright.specs.estimate import Estimate
-from meshwright.specs.run import Run, with_software
+from meshwright.specs.run import NATIVE, Run, with_software
 
 FRONT_SLACK = 0.25
 """The front of speed against memory holds plans up to this share worse than the best."""
@@ -53,7 +53,7 @@ class PlanRanking(Result):
         search: the plans that the planner enumerated, kept and rejected.
         estimates: one `PlanEstimate` for each plan that is shown, best first.
         why_not: answers to the questions, in their order.
-        engine_note: why a run that names no engine is planned for `any`; empty: it is not.
+        engine_notes: which engine a run that names none is planned for, and why, where it is not the default one.
         has_front: True if `front` was asked for.
         neighbours: batch sizes and numbers of devices near the run's that are better by its objective; None unless
             asked for.
@@ -65,7 +65,7 @@ class PlanRanking(Result):
     search: PlanResult
     estimates: tuple[PlanEstimate, ...]
     why_not: tuple[WhyNot, ...] = ()
-    engine_note: str = ""
+    engine_notes: tuple[str, ...] = ()
     has_front: bool = False
     neighbours: tuple[Neighbour, ...] | None = None
     switches: tuple[SwitchGain, ...] | None = None
@@ -101,10 +101,9 @@ class PlanRanking(Result):
     def notes(self) -> tuple[str, ...]:
         """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
-        of_engine = (self.engine_note,) if self.engine_note else ()
         of_memory = (*notes_on_ignored_keys(self.run), *notes_on_host_memory(request, plan))
         of_software = (*notes_on_software(request), *notes_on_idle_switches(request, plan))
-        return (*of_engine, *notes_on_parts(request, plan), *of_software, *of_memory)
+        return (*self.engine_notes, *notes_on_parts(request, plan), *of_software, *of_memory)
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:
@@ -217,6 +216,18 @@ class PlanRanking(Result):
         )
 
 
+def _plan_of_own_engine(run: Run, fixed: Mapping[str, object]) -> str:
+    """The native engine's first plan of a run that names no engine, as a hint; empty where it has none."""
+    if not run.is_engine_open or run.engine == NATIVE:
+        return ""
+    native = with_engine(run, NATIVE)
+    try:
+        found = best_plans(fixing(free_request(native), fixed), goal=goal_of(native))
+    except MeshwrightError:
+        return ""
+    return f"--engine {NATIVE} has one that fits: {found.plans[0].plan.describe()}"
+
+
 def plan_run(
     run: Run,
     *,
@@ -236,11 +247,14 @@ def plan_run(
     Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
     and fits.
     """
-    planned = with_planned_engine(run)
-    engine_note = "" if planned is run else note_on_engine(run)
+    engine_notes, planned = notes_on_engine(run), with_planned_engine(run)
     request, goal = fixing(free_request(planned), fixed or {}), goal_of(planned)
     slack = FRONT_SLACK if front else 0.0
-    search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
+    try:
+        search = best_plans(request, goal=goal, top=max(top, 1 + NUM_LOSERS), slack=slack)
+    except InfeasibleError as error:
+        error.hint = "; ".join(filter(None, (_plan_of_own_engine(planned, fixed or {}), error.hint)))
+        raise
     request, run = search.request, with_software(planned, search.request.stack)
     simulated = () if request.cluster.parts else search.plans
     answers = (
@@ -252,7 +266,7 @@ def plan_run(
         search=search,
         estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
         why_not=tuple(answers),
-        engine_note=engine_note,
+        engine_notes=engine_notes,
         has_front=front,
         neighbours=neighbours_of(request, best=search.best, goal=goal) if neighbours else None,
         switches=switch_gains(request, search.plans[0], goal=goal) if switches else None,

@@ -13,7 +13,7 @@ from meshwright.answers.memory_over_time import MemoryOverTime, memory_over_time
 from meshwright.answers.quantities import fit_text, rate, value_of
 from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
-from meshwright.engines.choice import note_on_engine, with_planned_engine
+from meshwright.engines.choice import notes_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for, violations
@@ -122,8 +122,7 @@ def estimate_run(run: Run) -> RunEstimate:
     A run that names no engine is one of `any` where the default does not run it, as it is planned.
     Raises InfeasibleError when no plan is possible, or when the pinned one is illegal or does not fit.
     """
-    asked, run = run, with_planned_engine(run) if run.is_engine_open else run
-    of_engine = () if run is asked else (note_on_engine(asked),)
+    of_engine, run = notes_on_engine(run), with_planned_engine(run) if run.is_engine_open else run
     request = request_for(run)
     chosen = None
     if run.plan is None:

@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.answers.documents.plan import plan_document, request_document, step_document, training_document
 from meshwright.answers.plan_ranking import with_ends
 from meshwright.answers.quantities import percent
-from meshwright.engines.choice import note_on_engine, with_planned_engine
+from meshwright.engines.choice import notes_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable
 from meshwright.planner import request_for
@@ -167,14 +167,14 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     Raises InfeasibleError when no size works, InputError when a size is no whole number of nodes or the engine runs the
     model or its numbers under no plan.
     """
-    asked, run = run, with_planned_engine(run)
+    of_engine, run = notes_on_engine(run), with_planned_engine(run)
     if question.tokens is not None and question.tokens < run.tokens_per_batch:
         raise InputError(
             "the training is shorter than one step", got=f"{question.tokens:,.0f} tokens",
             allowed=f"at least the {run.tokens_per_batch:,} tokens of a step", hint="15 trillion tokens are 15e12",
         )  # fmt: skip
     study = _study(run, question)
-    notes = (*(() if run is asked else (note_on_engine(asked),)), *notes_on_software(study.request))
+    notes = (*of_engine, *notes_on_software(study.request))
     sizes = question.devices or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
     report = ScaleReport(run=run, study=study, notes=notes)
     if question.replicas:

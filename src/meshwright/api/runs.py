@@ -94,7 +94,7 @@ ENGINE = EngineName(
     "Program that trains; only plans that it supports are searched. `any`: whatever program trains, with every choice "
     "of a plan that the cost model knows.",
     key="engine",
-    unset="the run file's, or native",
+    unset="the run file's, or native; without a run file the one with most measured runs on the accelerators",
 )
 OBJECTIVE = OneOf(
     "What to optimize: tokens per second and device, time to train, cost, or energy.",
@@ -238,6 +238,7 @@ def _refuse_given_twice(
 def _run_of_keys(given: Mapping[str, Any], called: Mapping[str, str], *, overrides: Overrides, is_command: bool) -> Run:
     """The run of nothing but the values of keys by name; `called`: what errors call the names."""
     from meshwright import runfile
+    from meshwright.engines.choice import with_usual_engine
 
     missing = [called[name] for name in _REQUIRED if name not in given]
     if missing:
@@ -257,7 +258,8 @@ def _run_of_keys(given: Mapping[str, Any], called: Mapping[str, str], *, overrid
         overrides=arguments.overrides(overrides),
         names={KEYS[name].key: called[name] for name in given},
     )
-    return replace(run, name=run.model.name)
+    named = replace(run, name=run.model.name)
+    return with_usual_engine(named) if run.is_engine_open else named
 
 
 def _reloaded(run: Run, overrides: Sequence[str]) -> Run:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.catalog.engines import ANY
+from meshwright.catalog.engines import ANY, engine_names
 from meshwright.engines.base import Unsupported, check_export, find_engine, refuse
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of, holding_software
+from meshwright.planner.estimate import num_measured
 from meshwright.planner.request import request_for
+from meshwright.specs.hardware import THIS_MACHINE
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, with_plan, with_software
+from meshwright.specs.run import NATIVE, Run, with_plan, with_software
 
 CANDIDATES = 50, 5000
 """Numbers of ranked plans to try: the second one only if the engine supports none of the first."""
@@ -38,18 +40,49 @@ def with_planned_engine(run: Run) -> Run:
     if run.engine == ANY or not (reasons := not_run(run)):
         return run
     if run.is_engine_open:
-        from meshwright.runfile import loads
-
-        changed = loads(run.text, file=run.source, overrides=[*run.overrides, f"engine={ANY}"], here=run.cluster)
-        return replace(changed, name=run.name)
+        return with_engine(run, ANY)
     refuse(run.engine, reasons, hint=f"--engine {ANY} plans what no program here runs")
     return run
 
 
-def note_on_engine(run: Run) -> str:
-    """Return why `run`, which names no engine, is planned for `any`."""
-    reasons = "; ".join(map(str, not_run(run)))
-    return f"planned for engine: {ANY}, as {run.engine}, the default, does not run it: {reasons}"
+def with_usual_engine(run: Run) -> Run:
+    """Return `run`, which names no engine, with the engine to plan it for on the accelerators of its cluster.
+
+    That is the engine of which most runs were measured on accelerators of this vendor, among those that run the model
+    and its numbers. The default stays where none was measured, for the devices here, and with one's own calibration.
+    """
+    if run.cluster is None or run.calibration is not None or run.cluster.accelerator.vendor == THIS_MACHINE:
+        return run
+    runs_by_engine = {name: num_measured(name, run.cluster.accelerator.vendor) for name in engine_names()}
+    for name in sorted(filter(runs_by_engine.get, runs_by_engine), key=runs_by_engine.__getitem__, reverse=True):
+        named = with_engine(run, name)
+        if not not_run(named):
+            return replace(named, is_engine_open=True)
+    return run
+
+
+def with_engine(run: Run, engine: str) -> Run:
+    """Return `run` with another engine, by its run file."""
+    from meshwright.runfile import loads
+
+    changed = loads(run.text, file=run.source, overrides=[*run.overrides, f"engine={engine}"], here=run.cluster)
+    return replace(changed, name=run.name)
+
+
+def notes_on_engine(run: Run) -> tuple[str, ...]:
+    """Say which engine `run`, which names none, is planned for and why, where it is not the default one."""
+    if not run.is_engine_open:
+        return ()
+    if reasons := not_run(run):
+        text = "; ".join(map(str, reasons))
+        return (f"planned for engine: {ANY}, as {run.engine}, the default, does not run it: {text}",)
+    if run.engine == NATIVE or run.cluster is None:
+        return ()
+    vendor = run.cluster.accelerator.vendor
+    return (
+        f"planned for engine: {run.engine}, as none is named: of those that run this, it has most measured runs on "
+        f"accelerators of {vendor} ({num_measured(run.engine, vendor)}); --engine {NATIVE} plans for Meshwright's own",
+    )
 
 
 def is_exported(run: Run) -> Callable[[Plan], bool]:

@@ -7,12 +7,14 @@ the calibration's spread through the model (`cost.uncertainty`) and says which u
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import scalar
 from meshwright.calibration.parameters import Calibration, Factors, fitted
+from meshwright.catalog.accelerators import accelerator, accelerator_names
 from meshwright.catalog.engines import ANY
 from meshwright.catalog.stacks import stack_facts, stack_for_engine
 from meshwright.cost.flops import model_flops_per_token
@@ -161,6 +163,17 @@ def _tier(calibration: Calibration, factors: Factors) -> Tier:
 def _is_measured(calibration: Calibration) -> bool:
     """True if the calibration is of the user's own device. That of published tables has levels."""
     return bool(calibration.corrections) and not calibration.parameters["gemm_ratio"].levels
+
+
+@cache
+def num_measured(engine: str, vendor: str) -> int:
+    """Return how many measured runs of `engine`, or of its relatives, on accelerators of `vendor` inform estimates."""
+    facts = stack_facts(stack_for_engine(engine, vendor=vendor).framework)
+    if facts.rates_of:
+        return 0
+    devices = [device for device in map(accelerator, accelerator_names()) if device.vendor == vendor]
+    families = {device.rates_of or device.architecture for device in devices}
+    return sum(fitted().num_rows("architecture_lineage", f"{family}/{facts.lineage}") for family in families)
 
 
 def notes_on_software(request: PlanRequest) -> list[str]:

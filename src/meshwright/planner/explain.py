@@ -351,12 +351,17 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
 
 
 def _on_other_engines(request: PlanRequest) -> list[str]:
-    """The engines that run the fixed schedule where the request's does not; `any` plans those of other programs."""
-    schedule = request.fixed.get("schedule")
-    if schedule is None or schedule in engine_facts(request.engine).schedules:
-        return []
-    able = [name for name in planning_names() if schedule in engine_facts(name).schedules]
-    return [f"--engine {name} {'plans' if name == ANY else 'runs'} {word('schedule', schedule)}" for name in able]
+    """The engines that run the fixed schedule or offload where the request's does not; `any` plans for no program."""
+    schedule, offload = request.fixed.get("schedule"), request.fixed.get("offload")
+    facts = {name: engine_facts(name) for name in (request.engine, *planning_names())}
+    found = []
+    if schedule is not None and schedule not in facts[request.engine].schedules:
+        able = [name for name in facts if schedule in facts[name].schedules]
+        found += [f"--engine {name} {'plans' if name == ANY else 'runs'} {word('schedule', schedule)}" for name in able]
+    if offload == Offload.OPTIMIZER and not facts[request.engine].offloads_optimizer:
+        able = [name for name in facts if facts[name].offloads_optimizer and name != ANY]
+        found += [f"--engine {name} keeps optimizer states in host memory" for name in able]
+    return found
 
 
 def _with_offloaded_activations(request: PlanRequest) -> list[str]:

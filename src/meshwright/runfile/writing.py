@@ -51,7 +51,8 @@ def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str)
     """
     text = _with_values(run, values)
     reread = loads(text, file=run.source, here=run.cluster)
-    if replace(reread, name=run.name) != replace(wanted, text=text, overrides=()):
+    same = {"text": text, "overrides": (), "is_engine_open": reread.is_engine_open}  # a chosen engine is written down
+    if replace(reread, name=run.name) != replace(wanted, **same):
         raise InputError(f"{run.source}: {what} cannot be pinned in this file", hint="remove its aliases (*)")
     return text
 

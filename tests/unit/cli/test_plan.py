@@ -12,7 +12,7 @@ def test_json_has_the_promised_shape(meshwright):
     assert outcome.exit_code == 0, outcome.stderr
     document = outcome.json
     assert document.keys() == {"request", "plans", "counts", "seconds", "explanation", "notes"}
-    assert "own engine was never measured on" in document["notes"][0]
+    assert document["notes"][0].startswith("planned for engine: megatron, as none is named")
     assert document["request"]["num_devices"] == 16
     assert document["counts"].keys() >= {"enumerated", "legal", "fit", "scored", "simulated"}
     assert [plan["rank"] for plan in document["plans"]] == [1, 2, 3, 4]
@@ -35,6 +35,30 @@ def test_json_has_the_promised_shape(meshwright):
     losers = document["explanation"]["losers"]
     assert [loser["loser"]["plan"] for loser in losers] == [p["plan"] for p in document["plans"][1:]]
     assert losers[0]["step_ms"]["delta"] == pytest.approx(1e3 * (steps[1] - steps[0]))
+
+
+def test_the_engine_of_a_question_that_names_none_is_the_most_measured_one_that_runs_it(meshwright, tmp_path):
+    for model, cluster, engine in (
+        ("llama3-8b", "mi355x-8x2", "megatron"), ("gpt-oss-20b", "h100-8x4", "torchtitan"),
+        ("llama3-8b", "tpu-v5p-4x4", "maxtext"), ("llama3-8b", "gaudi2-8x2", "any"),
+    ):  # fmt: skip
+        asked = ("--model", model, "--cluster", cluster, "--gbs", 64, "--seq", 4096)
+        outcome = meshwright("plan", *asked, "--json", "--top", 1, "--write", tmp_path / "run.yaml")
+        assert outcome.json["request"]["engine"] == engine, outcome.stderr
+        assert f"planned for engine: {engine}" in outcome.stderr
+        if engine != "any":  # the file names the engine, and the estimate of the file is that of the plan
+            assert f"engine: {engine}\n" in (tmp_path / "run.yaml").read_text()
+            pinned = meshwright("estimate", tmp_path / "run.yaml", "--json")
+            assert "planned for engine" not in pinned.stderr
+            assert pinned.json["estimate"]["step"] == outcome.json["plans"][0]["estimate"]["step"]
+
+
+def test_a_question_that_names_no_engine_hints_at_the_native_ones_plan(meshwright):
+    asked = ("--model", "llama3.1-8b", "--cluster", "h100-8x1", "--gbs", 8, "--seq", 1048576)
+    outcome = meshwright("plan", *asked)
+    assert outcome.exit_code == 1
+    assert "hint: --engine native has one that fits: " in outcome.stderr
+    assert meshwright("plan", *asked, "--engine", "native", "--json").exit_code == 0
 
 
 def test_the_first_lines_say_what_rounded_gradients_gain(meshwright):
