@@ -107,6 +107,12 @@ class AccuracyReport:
         return self.groups["subset"].get(HEADLINE)
 
     @property
+    def by_subset(self) -> dict[str, Metrics]:
+        """Errors of the subsets, the headline first, and of all rows, which the largest sweep decides, last."""
+        first = {HEADLINE: self.headline} if self.headline else {}
+        return first | self.groups["subset"] | {"all rows": self.summary}
+
+    @property
     def rejected(self) -> dict[str, list[str]]:
         """Runs that worked though the verdict is that they do not fit: source -> rows.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.accuracy.predict import predict
-from meshwright.accuracy.report import AccuracyReport, Predict, RowReport, compare
+from meshwright.accuracy.report import HEADLINE, AccuracyReport, Predict, RowReport, compare
 from meshwright.accuracy.rows import PublishedRun, read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.answers.quantities import percent
@@ -78,11 +78,13 @@ class AccuracyStudy(Result):
         ]
 
     def summary(self) -> str:
-        """Return number of rows, median error, bias and coverage of the interval."""
-        m = self.overall
+        """Return number of rows, median error, bias and coverage of the interval, of the headline rows if there are."""
+        m, rows = self.overall, "measured runs"
+        if self.headline and self.headline.num_predicted:
+            m, rows = self.headline, f"{rows} of {HEADLINE}"
         fit = "leave-one-source-out" if self.leave_one_source_out else "calibration fitted on these rows"
         return (
-            f"{m.num_predicted:,} of {m.num_rows:,} measured runs predicted ({fit}): median error "
+            f"{m.num_predicted:,} of {m.num_rows:,} {rows} predicted ({fit}): median error "
             f"{percent(m.median_abs_error)}, bias {100 * m.bias:+.1f} %, {percent(m.interval_coverage)} inside "
             "the 80 % interval"
         )

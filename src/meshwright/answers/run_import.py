@@ -124,6 +124,11 @@ def _engine_of(source: str) -> str:
         source = (shlex.split(source) or [""])[0]  # settings may stand behind it
     if found := recognised(Path(source)):
         return found.engine
+    if Path(source).is_dir():
+        hint = f"meshwright import --survey {shlex.quote(source)} lists the configurations below it"
+        raise InputError("the folder is no configuration of a run", got=source, hint=hint)
+    if Path(source).is_file() and not Path(source).read_bytes().strip():
+        raise InputError("the file is empty", got=source)
     path, colon, function = source.rpartition(":")
     ending = Path(path if colon and function.isidentifier() else source).suffix
     claimed = [[name for name, endings in named.items() if mark in endings] for mark in (ending, colon) if mark]

@@ -30,7 +30,7 @@ BLIND_TITLE = "As predicted before the source was read"
 def accuracy_tables(report: AccuracyReport, *, by: str) -> list[TextTable]:
     """Errors of the subsets, of one kind of group and of memory; rows without a prediction, rows that did not fit."""
     tables = [
-        metrics_table("Error of tokens/s per device", {"all rows": report.summary, **report.groups["subset"]}),
+        metrics_table("Error of tokens/s per device", report.by_subset),
         metrics_table(f"By {by}", report.groups[by]),
     ]
     return tables + remaining_tables(report)
@@ -215,7 +215,7 @@ def _subsets(report: AccuracyReport) -> PageSection:
         "Error: predicted over measured, minus one. Sweeps over plans of one source are separate: there "
         "the order of the plans matters more. Regret is the throughput lost by running the plan predicted fastest."
     )
-    shown = metrics_table("Subsets", {"all rows": report.summary, **report.groups["subset"]})
+    shown = metrics_table("Subsets", report.by_subset)
     return _section(shown, above=[paragraph(text)])
 
 

@@ -135,9 +135,8 @@ def accuracy_html(study: AccuracyStudy) -> str:
     """Return errors by subset as a table, and by accelerator as a figure."""
     from meshwright.report.accuracy import errors_svg, metrics_table
 
-    groups = {"all rows": study.overall, **study.groups["subset"]}
     svg = errors_svg(study.report, by="accelerator")
-    parts = [text_table(metrics_table("Error of tokens/s per device", groups))]
+    parts = [text_table(metrics_table("Error of tokens/s per device", study.report.by_subset))]
     parts += [] if svg is None else [figure(svg)]
     return fragment(study.summary(), parts)
 

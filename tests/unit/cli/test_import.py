@@ -200,12 +200,16 @@ def test_a_file_in_windows_lines(imported):
         (["gone.py"], "there is no such file"),
         (["gone.json"], "cannot read the trees"),
         (["tree.json"], "does not hold one tree"),
+        (["empty.yaml"], "the file is empty: got 'empty.yaml'"),
+        (["folder"], "hint: meshwright import --survey folder lists"),
     ],
 )
 def test_whose_configuration_it_is_is_told_by_its_name_or_said(meshwright, tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("meshwright.engines.torchtitan.importing.require_version", lambda: None)
     (tmp_path / "tree.json").write_text("{}")
+    (tmp_path / "empty.yaml").write_text("\n")
+    (tmp_path / "folder").mkdir()
     outcome = meshwright("import", *source, "--cluster", "h100-8x1")
     assert outcome.exit_code == 2
     assert message in outcome.stderr

@@ -71,6 +71,8 @@ def test_a_name_cannot_break_the_page(report: AccuracyReport) -> None:
 def test_tables_hold_every_group_and_every_row(report: AccuracyReport) -> None:
     titles = [shown.title for shown in accuracy_tables(report, by="accelerator")]
     assert titles == ["Error of tokens/s per device", "By accelerator", BLIND_TITLE, "Not predicted"]
+    subsets = [row[0] for row in accuracy_tables(report, by="accelerator")[0].rows]
+    assert (subsets[0], subsets[-1]) == (HEADLINE, "all rows")
     assert len(rows_table(report).rows) == len(report.rows)
     shown = metrics_table("", report.groups["accelerator"])
     assert {row[0] for row in shown.rows} == set(report.groups["accelerator"])

@@ -19,7 +19,7 @@ from meshwright.answers.comparison.ratios import (
     Verdict,
     mean_ratios,
 )
-from meshwright.answers.comparison.sides import Breakdown, Side
+from meshwright.answers.comparison.sides import MEMORY, Breakdown, Side
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import line_of_succession
 from meshwright.errors import InfeasibleError, InputError, UnknownNameError
@@ -191,11 +191,15 @@ def gap_rows(gap: Gap) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
+def verdict_word(verdict: Verdict, metric: str) -> str:
+    """The verdict in a table: more memory is no loss, as long as the run fits."""
+    of_memory = {Verdict.WIN: "less", Verdict.LOSS: "more"} if metric == MEMORY.name else {}
+    return of_memory.get(verdict, verdict.value)
+
+
 def verdicts(mean: MeanRatio) -> str:
-    """
-    Wins, losses and undecided workloads as text.
-    """
-    return ", ".join(f"{mean.count(v)} {v.value}" for v in Verdict if mean.count(v))
+    """Wins, losses and undecided workloads as text."""
+    return ", ".join(f"{mean.count(v)} {verdict_word(v, mean.metric)}" for v in Verdict if mean.count(v))
 
 
 # --- hardware beside its datasheets ---

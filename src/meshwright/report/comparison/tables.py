@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from meshwright.answers.comparison.ratios import MeanRatio, Ratio, WithoutOne
 from meshwright.answers.comparison.sides import SideValue
-from meshwright.answers.comparison.study import SideComparison, endnotes, gap_rows, verdicts
+from meshwright.answers.comparison.study import SideComparison, endnotes, gap_rows, verdict_word, verdicts
 from meshwright.answers.quantities import percent
 from meshwright.answers.text_table import TextTable
 from meshwright.units import format_bytes, format_seconds
@@ -48,7 +48,10 @@ def means_table(found: SideComparison) -> TextTable:
 def ratios_table(mean: MeanRatio, *, most: int) -> TextTable:
     """Ratio of each workload with both values."""
     shown = mean.ratios[:most]
-    rows = [(r.workload, *_both(r), f"{r.value:.3f}", _interval(r.low, r.high), r.verdict.value) for r in shown]
+    rows = [
+        (r.workload, *_both(r), f"{r.value:.3f}", _interval(r.low, r.high), verdict_word(r.verdict, mean.metric))
+        for r in shown
+    ]
     hidden = len(mean.ratios) - len(shown)
     return TextTable(
         title=f"{mean.metric}, {mean.other} against {mean.baseline}",

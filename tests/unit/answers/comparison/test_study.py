@@ -13,7 +13,7 @@ from tests.record_folders import write_serving, write_training
 
 from meshwright.answers.comparison.ratios import Verdict
 from meshwright.answers.comparison.sides import Breakdown, Evidence
-from meshwright.answers.comparison.study import PARTS, Gap, compare_items, endnotes, gap_rows
+from meshwright.answers.comparison.study import PARTS, Gap, compare_items, endnotes, gap_rows, verdict_word
 from meshwright.cli.commands.compare import command
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.report.comparison.tables import markdown, tables_of
@@ -28,6 +28,14 @@ def folders(tmp_path_factory):
     write_training(where / "before")
     write_training(where / "after", speed=1.25)
     return where
+
+
+@pytest.mark.parametrize(
+    ("verdict", "of_memory"), [(Verdict.WIN, "less"), (Verdict.LOSS, "more"), (Verdict.TIE, "undecided")]
+)
+def test_more_memory_is_called_more_and_no_loss(verdict, of_memory):
+    assert verdict_word(verdict, "memory") == of_memory
+    assert verdict_word(verdict, "throughput") == verdict.value
 
 
 def means(found):
