@@ -97,7 +97,7 @@ def request_for(
         vendor=None if known is None or known.vendor == "generic" else known.vendor,
         environment=_environment(
             run, lowered, site, variables, num_nodes=nodes, devices_per_node=each,
-            is_inherited=place != KUBERNETES,
+            folder=there, is_inherited=place != KUBERNETES,
         ),
         exclude=exclude,
         max_restarts=max_restarts,
@@ -129,7 +129,7 @@ def _folder_in_pods(name: str, folder: Path, site: Site, given: Given) -> Path:
 
 def _environment(
     run: Run, lowered: Launch, site: Site, variables: tuple[str, ...], *, num_nodes: int, devices_per_node: int,
-    is_inherited: bool,
+    folder: Path, is_inherited: bool,
 ) -> tuple[EnvironmentVariable, ...]:  # fmt: skip
     given: dict[str, str | None] = {}
     for assignment in variables:
@@ -146,6 +146,7 @@ def _environment(
         devices_per_node=devices_per_node,
         site=site.model_dump(),
         layers={"the engine": dict(lowered.env), "the site file": site.environment},
+        folder=folder,
         inherited=os.environ if is_inherited else None,
         given=given,
     )

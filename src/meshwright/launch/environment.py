@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
@@ -44,6 +45,7 @@ def environment(
     layers: Mapping[str, Mapping[str, str | None]],
     inherited: Mapping[str, str] | None = None,
     given: Mapping[str, str | None] | None = None,
+    folder: Path,
     user: str | None = None,
 ) -> tuple[EnvironmentVariable, ...]:
     """Return all variables by name.
@@ -53,6 +55,7 @@ def environment(
     layers                 source -> name -> value, applied to the table in this order; None removes a variable
     inherited              variables of the shell in which `launch` runs; they override all above
     given                  variables of the command line, which override all others
+    folder                 of the results, as the processes see it
     user                   name in paths; None: the user of this process
 
     Raises InputError for a name or a value that no environment can hold.
@@ -61,7 +64,7 @@ def environment(
     own = {"vendors": vendor, "architectures": architecture, "engines": engine}
     single = {"multi_node": num_nodes == 1, "multi_process": devices_per_node == 1}
     for row in rows():
-        value = _value(row, site, user=user)
+        value = _value(row, site, folder=folder, user=user)
         if value is not None and _applies(row, own, single=single):
             entries[row["name"], _flag_of(row["name"], value)] = EnvironmentVariable(
                 name=row["name"], value=value, reason=row["reason"], source=row["source"]
@@ -92,13 +95,13 @@ def _data() -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def _value(row: Mapping[str, Any], site: Mapping[str, Any], *, user: str | None) -> str | None:
+def _value(row: Mapping[str, Any], site: Mapping[str, Any], *, folder: Path, user: str | None) -> str | None:
     if "site" in row:
         value = site.get(row["site"])
         if value is not None and row["site"] == "rdma_devices":
             return _exact(value)
         return None if value is None else str(value)
-    value = row.get("flag") or row["value"]
+    value = (row.get("flag") or row["value"]).replace("{folder}", str(folder))
     return value.replace("{user}", user or _user()) if "{user}" in value else value
 
 

@@ -1,9 +1,9 @@
-"""A ConfigMap with the run's files, and a PyTorchJob or a JobSet with one pod per node and torchrun in each.
+"""A ConfigMap with the run's files, and a job with one pod per node and torchrun in each: JobSet, TrainJob, PyTorchJob.
 
-The job is created, not applied: an existing job is left unchanged and reported as an error. The ConfigMap is named by
-its content, so that restarted pods never see the files of a later run.
+The job is created, not applied: an existing job is left unchanged and reported as an error. The ConfigMap and the
+runtime of a TrainJob are named by their content, so that restarted pods never see those of a later run.
 
-The controller restarts pods: the failed pod (PyTorchJob), or all of them (JobSet). Restarted pods find the checkpoints
+The controller restarts pods: the failed pod (PyTorchJob), or all of them (JobSet, TrainJob). They find the checkpoints
 on a persistent volume. SIGTERM, which precedes the end of a pod, saves a checkpoint.
 """
 
@@ -25,6 +25,7 @@ from meshwright.launch.site import KubernetesJobKind, KubernetesSite
 
 MANIFEST, CONFIG = "manifest.yaml", "run-files.yaml"
 PORT = 29500
+TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi", "Google": "google.com/tpu"}
 """Resource names of the vendors' device plugins."""
 
@@ -54,8 +55,9 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
     _require_kept("the results", request.folder, site)
     if request.checkpoints is not None:
         _require_kept("checkpoints", Path(workdir(site)) / request.checkpoints, site)
-    config, job = documents(request, settings)
-    texts = {str(settings.here / CONFIG): _yaml(config), str(settings.here / MANIFEST): _yaml(job)}
+    *applied, job = documents(request, settings)
+    config = "---\n".join(map(_yaml, applied))
+    texts = {str(settings.here / CONFIG): config, str(settings.here / MANIFEST): _yaml(job)}
     notes = []
     if request.vendor is None:
         notes.append("no devices are requested: the accelerator is unknown, or is a CPU")
@@ -84,10 +86,9 @@ def _require_kept(what: str, folder: Path, site: KubernetesSite) -> None:
         )  # fmt: skip
 
 
-def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Values, Values]:
-    """Return the ConfigMap and the job as API objects."""
+def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Values, ...]:
+    """Return the API objects: the ConfigMap, the runtime of a TrainJob, and the job as the last one."""
     name = resource_name(request.name)
-    make = _pytorchjob if settings.site.kind is KubernetesJobKind.PYTORCHJOB else _jobset
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -95,7 +96,10 @@ def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Val
         "immutable": True,
         "data": {_key(path): text for path, text in request.files.items()},
     }
-    return config, make(name, request, settings)
+    if settings.site.kind is KubernetesJobKind.PYTORCHJOB:
+        return config, _pytorchjob(name, request, settings)
+    jobset = _jobset(name, request, settings)
+    return config, *((jobset,) if settings.site.kind is KubernetesJobKind.JOBSET else _trainjob(jobset, request))
 
 
 def resource_name(name: str) -> str:
@@ -109,8 +113,11 @@ def resource_name(name: str) -> str:
 
 
 def _files_name(name: str, request: LaunchRequest) -> str:
-    content = json.dumps(sorted(request.files.items()))
-    return f"{name}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+    return _named_by_content(name, sorted(request.files.items()))
+
+
+def _named_by_content(name: str, content: object) -> str:
+    return f"{name}-{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:8]}"
 
 
 def _pytorchjob(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
@@ -178,6 +185,31 @@ def _jobset(name: str, request: LaunchRequest, settings: KubernetesSettings) -> 
             "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": job}}],
         },
     }
+
+
+def _trainjob(jobset: Values, request: LaunchRequest) -> tuple[Values, Values]:
+    """Return a TrainingRuntime with the template of `jobset`, and the TrainJob that starts it.
+
+    The runtime holds all of the pod: a TrainJob may patch few of a runtime's fields (kubeflow/trainer v2.3.0,
+    pkg/apis/trainer/v1alpha1/trainjob_types.go, PodSpecPatch). Its job and container are called `node` and have the
+    label of the trainer, and the plugin of torchrun sets the ranks and the address that the JobSet has
+    (pkg/runtime/framework/plugins/torch/torch.go).
+    """
+    jobset["spec"]["replicatedJobs"][0]["template"]["metadata"] = {
+        "labels": {"trainer.kubeflow.org/trainjob-ancestor-step": "trainer"}
+    }
+    spec = {"mlPolicy": {"numNodes": request.num_nodes, "torch": {}}, "template": {"spec": jobset["spec"]}}
+    metadata = {key: value for key, value in jobset["metadata"].items() if key != "labels"}
+    metadata["name"] = _named_by_content(metadata["name"], spec)
+    runtime = {"apiVersion": TRAINER_API, "kind": "TrainingRuntime", "metadata": metadata, "spec": spec}
+    job = {
+        "apiVersion": TRAINER_API, "kind": "TrainJob", "metadata": jobset["metadata"],
+        "spec": {
+            "runtimeRef": {"apiGroup": "trainer.kubeflow.org", "kind": "TrainingRuntime", "name": metadata["name"]},
+            "trainer": {"numNodes": request.num_nodes, "numProcPerNode": request.devices_per_node},
+        },
+    }  # fmt: skip
+    return runtime, job
 
 
 def _refused(container: str) -> Values:

@@ -33,6 +33,7 @@ class KubernetesJobKind(StrEnum):
 
     PYTORCHJOB = "pytorchjob"  # Kubeflow training operator, kubeflow.org/v1
     JOBSET = "jobset"  # kubernetes-sigs/jobset, jobset.x-k8s.io/v1alpha2
+    TRAINJOB = "trainjob"  # Kubeflow Trainer 2, trainer.kubeflow.org/v1alpha1
 
 
 class _Section(BaseModel):

@@ -36,6 +36,7 @@ def make_request() -> Callable[..., LaunchRequest]:
             devices_per_node=8,
             site=SITE,
             layers={},
+            folder=Path("runs/first"),
             user="ann",
         ),
         exclude=("node07", "node11"),

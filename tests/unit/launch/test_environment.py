@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import product
+from pathlib import Path
 
 import pytest
 from tests.every_member import check_every
@@ -27,7 +28,8 @@ def of(
 ):  # fmt: skip
     found = environment(
         vendor=vendor, architecture=architecture, engine=engine, num_nodes=num_nodes,
-        devices_per_node=devices_per_node, site=site or {}, layers=layers, inherited=inherited, given=given, user="ann",
+        devices_per_node=devices_per_node, site=site or {}, layers=layers, inherited=inherited, given=given,
+        folder=Path("runs/first"), user="ann",
     )  # fmt: skip
     return {v.name: v for v in found}
 
@@ -104,7 +106,8 @@ def test_a_user_without_a_name_has_a_number(monkeypatch):
 
     monkeypatch.setattr("getpass.getuser", fail)
     found = environment(
-        vendor="AMD", architecture="CDNA 4", engine="native", num_nodes=1, devices_per_node=8, site={}, layers={}
+        vendor="AMD", architecture="CDNA 4", engine="native", num_nodes=1, devices_per_node=8, site={}, layers={},
+        folder=Path("runs/first"),
     )  # fmt: skip
     assert {v.name: v for v in found}["MIOPEN_USER_DB_PATH"].value == f"/var/tmp/miopen-{os.getuid()}"
 

@@ -76,6 +76,38 @@ def test_no_later_runs_files_reach_pods_that_start_again(request_there):
     assert len(names) == 2
 
 
+def test_a_trainjob_starts_the_runtime_of_its_own_content(request_there):
+    runtimes = set()
+    for num_nodes in (2, 4):
+        config, runtime, job = documents(request_there(num_nodes=num_nodes), settings(FULL, KubernetesJobKind.TRAINJOB))
+        runtimes.add(runtime["metadata"]["name"])
+        assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+        assert job["metadata"] == {
+            "name": "first",
+            "namespace": "llm",
+            "labels": {"kueue.x-k8s.io/queue-name": "training"},
+        }
+        assert job["spec"]["trainer"] == {"numNodes": num_nodes, "numProcPerNode": 8}
+        assert f"'configMap': {{'name': '{config['metadata']['name']}'}}" in str(runtime)
+        # The names by which the plugins of Kubeflow Trainer find the trainer's pods.
+        (replicated,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+        assert replicated["template"]["metadata"]["labels"] == {
+            "trainer.kubeflow.org/trainjob-ancestor-step": "trainer"
+        }
+        assert (replicated["name"], replicated["replicas"]) == ("node", 1)
+        (container,) = replicated["template"]["spec"]["template"]["spec"]["containers"]
+        assert container["name"] == "node"
+    assert len(runtimes) == 2
+
+
+@pytest.mark.parametrize("site", [USUAL, FULL], ids=["usual", "full"])
+def test_kubeflows_own_classes_read_the_trainjob_whole(site, request_there):
+    models = pytest.importorskip("kubeflow_trainer_api.models")
+    _, runtime, job = documents(request_there(), settings(site, KubernetesJobKind.TRAINJOB))
+    for document, model in ((runtime, models.TrainerV1alpha1TrainingRuntime), (job, models.TrainerV1alpha1TrainJob)):
+        assert model.from_dict(document).to_dict() == document
+
+
 def test_secrets_scheduler_and_annotations_reach_the_pods(request_there):
     found = documents(request_there(), settings(FULL, KubernetesJobKind.JOBSET))[1]
     pod = found["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]
