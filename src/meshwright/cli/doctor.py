@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,14 @@ from meshwright.doctor.compare import NodeComparison, compare, read_report
 from meshwright.doctor.devices import find_devices
 from meshwright.doctor.examine import Examination, examine
 from meshwright.doctor.host import host_at
+from meshwright.doctor.pairs import PairRates, measure_pairs
 from meshwright.doctor.verdict import CheckVerdict, limits
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.files import write_atomically
+from meshwright.units import parse_memory
+
+PAIR_TIMEOUT_S = 120.0
+"""After this a partner has no answer; the first transfer over NCCL also makes its connections."""
 
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
@@ -23,6 +29,8 @@ def run(
     *,
     reports: tuple[Path, ...],
     is_comparison: bool,
+    is_of_pairs: bool,
+    pair_bytes: str,
     exclude_file: Path | None,
     expect_devices: int | None,
     rates: bool | None,
@@ -32,9 +40,18 @@ def run(
     root: Path,
     as_json: bool,
 ) -> None:
-    """Examine this node, or compare the reports of many."""
+    """Examine this node, compare the reports of many, or measure pairs of nodes."""
+    if is_comparison and is_of_pairs:
+        raise InputError("--compare and --pairs are both given", allowed="one of them")
     if is_comparison:
         _compare(reports, exclude_file, as_json=as_json)
+        return
+    if is_of_pairs and not reports:
+        try:
+            size_bytes = parse_memory(pair_bytes)
+        except ValueError:
+            raise InputError("--pair-bytes", got=pair_bytes, allowed="a size such as 64MiB") from None
+        _measure_pairs(size_bytes, exclude_file, as_json=as_json)
         return
     if reports or exclude_file is not None:
         got = str(reports[0]) if reports else "--exclude-file"
@@ -142,11 +159,7 @@ def _number(value: float) -> str:
 
 def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: bool) -> None:
     found = compare([read_report(path) for path in paths])
-    if exclude_file is not None:
-        try:
-            write_atomically(exclude_file, "".join(f"{host}\n" for host in found.exclude))
-        except OSError as error:
-            raise InputError(f"the list cannot be written: {error.strerror}", got=str(exclude_file)) from None
+    _write_excluded(found.exclude, exclude_file)
     if as_json:
         emit_json({
             "hosts": found.hosts, "failed": found.failed, "outliers": found.outliers, "undecided": found.undecided,
@@ -155,6 +168,56 @@ def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: boo
     else:
         _show_comparison(found)
     exit_unless(not found.exclude)
+
+
+def _write_excluded(hosts: Sequence[str], exclude_file: Path | None) -> None:
+    if exclude_file is None:
+        return
+    try:
+        write_atomically(exclude_file, "".join(f"{host}\n" for host in hosts))
+    except OSError as error:
+        raise InputError(f"the list cannot be written: {error.strerror}", got=str(exclude_file)) from None
+
+
+def _measure_pairs(size_bytes: int, exclude_file: Path | None, *, as_json: bool) -> None:
+    """Measure pairs of nodes; the first process prints and exits with the verdict, and the others with 0."""
+    found = measure_pairs(size_bytes=size_bytes, timeout_s=PAIR_TIMEOUT_S)
+    if found is None:
+        return
+    slow = [found.hosts[node] for node in found.slow_nodes]
+    _write_excluded(slow, exclude_file)
+    if as_json:
+        emit_json(found.document())
+    else:
+        _show_pairs(found)
+    exit_unless(not (slow or found.slow_pairs or found.wrong))
+
+
+def _show_pairs(found: PairRates) -> None:
+    hosts, median = found.hosts, found.median_bytes_per_s
+    print_line(f"{len(hosts)} nodes, {len(found.bytes_per_s)} pairs", style="bold")
+    rows = []
+    for node, host in enumerate(hosts):
+        rates = found.rates_of(node)
+        verdict = "slow" if node in found.slow_nodes else "pass"
+        middle, lowest = (_gbytes(value) for value in (statistics.median(rates), min(rates)))
+        rows.append((host, styled(verdict, STYLES["fail" if verdict == "slow" else "pass"]), middle, lowest))
+    print_table({"node": "left", "verdict": "left", "median GB/s": "right", "slowest pair": "right"}, rows)
+    print_line()
+    for text, pairs in (("slow", found.slow_pairs), ("wrong data", found.wrong)):
+        for a, b in pairs:
+            rate = f"{_gbytes(found.bytes_per_s[a, b])} GB/s, median {_gbytes(median)}"
+            print_line(f"fail: {hosts[a]} and {hosts[b]}: {text}: {rate}", style=STYLES["fail"])
+    if len(found.bytes_per_s) < 3:
+        print_line("Fewer than three pairs: none can be told to be slower than the others.")
+    print_line(
+        f"All nodes: all-reduce {_gbytes(found.all_reduce_bytes_per_s)} GB/s, "
+        f"all-to-all {_gbytes(found.all_to_all_bytes_per_s)} GB/s of each process."
+    )
+
+
+def _gbytes(bytes_per_s: float) -> str:
+    return _number(bytes_per_s / 1e9)
 
 
 def _show_comparison(found: NodeComparison) -> None:

@@ -53,14 +53,14 @@ def measure_device(*, gemm_size: int, copy_bytes: int) -> dict[str, Any]:
     The result must be finite and bitwise equal in two runs: a device that computes wrongly is worse than a slow one.
     """
     torch: Any = importlib.import_module("torch")
-    device, dtype = _device(torch)
+    device, dtype = device_here(torch)
     generator = torch.Generator(device=device).manual_seed(1)
     a, b = (torch.randn(gemm_size, gemm_size, generator=generator, device=device, dtype=dtype) for _ in "ab")
     out, again = torch.empty_like(a), torch.empty_like(a)
     source = torch.empty(copy_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    gemm_s = _best_s(torch, lambda: torch.mm(a, b, out=out))
-    copy_s = _best_s(torch, lambda: target.copy_(source))
+    gemm_s = best_s(torch, lambda: torch.mm(a, b, out=out))
+    copy_s = best_s(torch, lambda: target.copy_(source))
     torch.mm(a, b, out=again)
     return {
         "gemm_flops_per_s": 2.0 * gemm_size**3 / gemm_s,
@@ -90,11 +90,11 @@ def _member(rank: int, num_processes: int, size_bytes: int, port: int, result: s
         torch.cuda.set_device(rank)
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("nccl" if is_gpu else "gloo", init_method=address, rank=rank, world_size=num_processes)
-    device, _ = _device(torch, rank)
+    device, _ = device_here(torch, rank)
     tensor = torch.ones(size_bytes // 4, device=device, dtype=torch.float32)
     dist.all_reduce(tensor)
     is_right = bool((tensor == num_processes).all())
-    seconds = _best_s(torch, lambda: dist.all_reduce(tensor), warm_up_s=0.0)
+    seconds = best_s(torch, lambda: dist.all_reduce(tensor), warm_up_s=0.0)
     slowest = torch.tensor(seconds, device=device, dtype=torch.float32)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     right = torch.tensor(float(is_right), device=device)
@@ -105,13 +105,14 @@ def _member(rank: int, num_processes: int, size_bytes: int, port: int, result: s
     dist.destroy_process_group()
 
 
-def _device(torch: Any, index: int = 0) -> tuple[Any, Any]:
+def device_here(torch: Any, index: int = 0) -> tuple[Any, Any]:
+    """Return the device of a local rank, or the CPU, and the number format to multiply in."""
     if torch.cuda.is_available():
         return torch.device("cuda", index), torch.bfloat16
     return torch.device("cpu"), torch.float32
 
 
-def _best_s(torch: Any, run: Callable[[], object], *, warm_up_s: float = WARM_UP_S) -> float:
+def best_s(torch: Any, run: Callable[[], object], *, warm_up_s: float = WARM_UP_S) -> float:
     """Seconds of the fastest repetition, the same number of them in every process."""
     wait = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
     start_s = time.perf_counter()

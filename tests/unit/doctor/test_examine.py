@@ -577,7 +577,7 @@ def test_a_device_is_measured_here(capsys, monkeypatch):
     """In this process, which has PyTorch loaded; a processor needs no half second to reach its clock."""
     from meshwright.doctor import measure
 
-    monkeypatch.setitem(measure._best_s.__kwdefaults__, "warm_up_s", 0.0)
+    monkeypatch.setitem(measure.best_s.__kwdefaults__, "warm_up_s", 0.0)
 
     measure.main(["device", "--gemm-size", "64", "--copy-bytes", "65536"])
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])

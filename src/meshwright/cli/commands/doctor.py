@@ -19,13 +19,20 @@ from meshwright.cli.verbs import verb
         "meshwright doctor --expect-devices 8 --no-rates",
         "meshwright doctor --only devices,network",
         "meshwright doctor --compare node*.json --exclude-file exclude.txt",
+        "torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-0:29500 "
+        "-m meshwright doctor --pairs",
     ],
 )
 @click.argument("reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--compare", "is_comparison", is_flag=True, help="Compare the reports of many nodes.")
+@click.option("--pairs", "is_of_pairs", is_flag=True, help="Measure the rate between every two nodes of a torchrun.")
+@click.option(
+    "--pair-bytes", "pair_bytes", metavar="SIZE", default="64MiB", show_default=True,
+    help="With --pairs: what a process sends to its partner.",
+)  # fmt: skip
 @file_option(
     "--exclude-file",
-    help="With --compare: write the hosts to exclude, one per line, for `srun --exclude ./FILE`.",
+    help="With --compare or --pairs: write the hosts to exclude, one per line, for `srun --exclude ./FILE`.",
 )  # fmt: skip
 @count_option(
     "--expect-devices", low=0,
@@ -55,4 +62,7 @@ def command() -> None:
 
     With --compare it reads the reports of many nodes (from `meshwright doctor --json` on each) and names the nodes
     that differ from the majority. It then exits with 1 when hosts should be excluded.
+
+    With --pairs, in the processes that torchrun starts on all nodes, every two nodes send data to each other while no
+    other pair shares them. It names nodes and links that are slower than the others, and exits with 1 if any is.
     """
