@@ -20,7 +20,7 @@ from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
 from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
-from meshwright.planner.host_memory import notes_on_host_memory
+from meshwright.planner.host_memory import LARGER_HOST, host_shortfall, notes_on_host_memory
 from meshwright.planner.legality import legality_context
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.rank_memory import RankMemory, memory_of_ranks
@@ -156,9 +156,11 @@ def require_legal(request: PlanRequest, plan: Plan) -> list[str]:
 
 
 def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
-    """Raise InfeasibleError with the bytes needed and available when the plan does not fit the device's memory."""
+    """Raise InfeasibleError with the bytes needed and available when the plan does not fit a device or its host."""
     memory = estimate.step.memory
     if memory.verdict is not FitVerdict.DOES_NOT_FIT:
+        if short := host_shortfall(request, estimate.plan):
+            raise InfeasibleError(short, hint=f"{LARGER_HOST}; `meshwright plan` finds plans that fit")
         return
     parts = ", ".join(f"{n} {gib(b):.1f}" for n, b in memory_parts(memory).items() if b > 0)
     raise InfeasibleError(

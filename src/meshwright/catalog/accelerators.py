@@ -15,7 +15,8 @@ from meshwright.files import record_of, toml_table
 from meshwright.specs.hardware import Accelerator
 
 OTHER_KEYS = (
-    "default_fabric", "devices_per_node", "announced", "marketed_memory", "driver_names", "pci_ids",
+    "default_fabric", "devices_per_node", "host_memory_bytes", "announced", "marketed_memory", "driver_names",
+    "pci_ids",
 )  # fmt: skip
 """Keys of an entry that are no fields of `Accelerator`: its usual system, its marketing, its names."""
 
@@ -58,6 +59,12 @@ def default_fabric_name(accelerator_name: str) -> str:
 def usual_devices_per_node(accelerator_name: str) -> int:
     """Devices in one node of the system that this accelerator usually comes in."""
     return entry(CatalogKind.ACCELERATOR, accelerator_name).values["devices_per_node"]
+
+
+def host_memory_of(found: CatalogEntry, *, devices_per_node: int) -> float | None:
+    """Bytes of a host: the usual system's share for as many devices; None where the entry does not know it."""
+    size = found.values.get("host_memory_bytes")
+    return size and size * devices_per_node / found.values.get("devices_per_node", devices_per_node)
 
 
 @by_name

@@ -21,6 +21,7 @@ from meshwright.catalog.accelerators import (
     accelerator_names,
     accelerator_of,
     default_fabric_name,
+    host_memory_of,
     usual_devices_per_node,
 )
 from meshwright.catalog.entries import CatalogEntry, CatalogKind, by_name, entry, names
@@ -76,6 +77,9 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
         ),
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
+        host_memory_bytes=host_memory_of(
+            entry(CatalogKind.ACCELERATOR, device.name), devices_per_node=devices_per_node
+        ),
     )
 
 
@@ -115,6 +119,7 @@ def own_cluster(own: CatalogEntry, *, devices_per_node: int, num_nodes: int, fab
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
         stated=(f"accelerator {device.name} as its file describes it",),
+        host_memory_bytes=host_memory_of(own, devices_per_node=devices_per_node),
     )  # fmt: skip
 
 

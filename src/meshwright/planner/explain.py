@@ -17,6 +17,7 @@ from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import Severity, engine_facts
+from meshwright.planner.host_memory import LARGER_HOST, host_shortfall
 from meshwright.planner.legality import Violation, broken_rules, legality_context, violations
 from meshwright.planner.neighbours import neighbours
 from meshwright.planner.objective import Goal
@@ -246,12 +247,12 @@ def _binding_memory(request: PlanRequest, loser: RankedPlan, winner: RankedPlan)
     if all(getattr(loser.plan, name) == value for name, value in choices.items()):
         return ""
     same = search(request.fixing(**choices), top=1)
-    if same.best is not None or same.least_memory is None:
+    short = same.shortfall
+    if same.best is not None or short is None:
         return ""
-    needed, available = gib(same.least_memory.reserved_bytes), gib(request.usable_bytes)
     return (
         f"memory binds: with the recomputation, offloading and micro-batch of the best plan it needs "
-        f"{needed:.1f} GiB of {available:.1f}"
+        f"{short.needed:.1f} GiB of {short.available:.1f}"
     )
 
 
@@ -281,12 +282,14 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True, goal: Goal |
             suggestions=suggestions,
         )
     needed = gib(scalar(nearest.memory.reserved_bytes))
+    on_host = host_shortfall(request, nearest.plan) if result.lacks_host_memory else None
     parts = memory_parts_gib(nearest.memory)
     largest = max(MEMORY_PARTS, key=parts.__getitem__)
     return Infeasible(
         needed_gib=needed,
         available_gib=available,
-        binding=(
+        binding=on_host
+        or (
             f"device memory: {request.model.name} needs at least {needed:.1f} GiB per device "
             f"({nearest.plan.describe()}), there are {available:.1f} GiB; largest part: {largest}, "
             f"{parts[largest]:.1f} GiB"
@@ -294,7 +297,7 @@ def explain_infeasible(result: PlanResult, *, suggest: bool = True, goal: Goal |
         nearest=nearest,
         memory_gib=parts,
         violations=(),
-        suggestions=suggestions,
+        suggestions=(LARGER_HOST, *suggestions) if on_host else suggestions,
     )
 
 

@@ -176,7 +176,8 @@ def _runs(request: PlanRequest, plan: Plan, model: CostModel) -> bool:
     broken = violations(plan, context=legality_context(request))
     if any(v.severity is Severity.REFUSED for v in broken):
         return False
-    return bool(model.memory_budget.fits(model.memory(plan_row(plan)).reserved_bytes))
+    row = plan_row(plan)
+    return bool(model.fits(row, model.memory(row).reserved_bytes))
 
 
 def _with_stages_of_its_layers(plan: Plan, fixed: Mapping[str, object]) -> Plan:

@@ -111,6 +111,12 @@ class PlanRequest:
         return self.memory_budget.usable_bytes
 
     @property
+    def usable_host_bytes(self) -> float:
+        """Host memory that a plan may fill for each device: the same share as of its own; inf where it is unknown."""
+        known = self.cluster.host_bytes_per_device
+        return float("inf") if known is None else known * self.usable_memory_ratio
+
+    @property
     def peak_flops_per_s(self) -> float:
         """Peak of a device in the format of GEMMs; the mean of a cluster of several parts."""
         parts = self.cluster.parts or (self.cluster,)

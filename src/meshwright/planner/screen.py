@@ -21,7 +21,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.arrays import Array, FloatArray
+from meshwright.arrays import Array, FloatArray, Mask
 from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory, loss_chunks
 from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps, without_updates_s
@@ -42,7 +42,16 @@ class CostModel:
     bound_s: Callable[[PlanTable], FloatArray]  # never above the step time of any plan with these shapes
     loss_chunks: Callable[[PlanTable, MemoryTable, float], tuple[Array, Array]]  # `cost.memory.loss_chunks`
     memory_budget: MemoryBudget
+    host_bytes: Callable[[PlanTable], Array]  # of tensors that each plan keeps in host memory for its fullest device
+    usable_host_bytes: float = float("inf")  # for each device
     refine: Callable[[Plan, StepTable], float | None] = simulated_step_s  # step time of a finalist
+
+    def fits(self, plan: PlanTable, reserved_bytes: Array) -> Mask:
+        """True for plans that fit, in the memory of a device and in that of its host."""
+        fits = np.asarray(self.memory_budget.fits(reserved_bytes))
+        if self.usable_host_bytes == float("inf") or not np.any(fits):
+            return fits
+        return fits & (self.host_bytes(plan) <= self.usable_host_bytes)
 
 
 def cost_model(request: PlanRequest) -> CostModel:
@@ -61,8 +70,18 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
     def steps(plan: PlanTable) -> StepTable:
         return estimate_steps(plan=plan, rates=rates, **facts)
 
+    def host_bytes(plan: PlanTable) -> Array:
+        if not np.any(plan.offload_optimizer) and not np.any(constants.offloaded_activations):
+            return 0.0
+        here = replace(plan, offload_optimizer=np.zeros_like(plan.offload_optimizer))
+        kept = replace(constants, offloaded_activations=0.0)
+        on_device = estimate_memory(plan=here, constants=kept, **facts).allocated_bytes
+        return on_device - estimate_memory(plan=plan, constants=constants, **facts).allocated_bytes
+
     return CostModel(
         memory=lambda plan: estimate_memory(plan=plan, constants=constants, **facts),
+        host_bytes=host_bytes,
+        usable_host_bytes=request.usable_host_bytes,
         steps=steps,
         loss_chunks=lambda plan, memory, usable_bytes: loss_chunks(
             plan=plan, constants=constants, memory=memory, usable_bytes=usable_bytes, **facts

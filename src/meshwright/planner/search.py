@@ -30,6 +30,7 @@ from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.step import StepTable
 from meshwright.cost.tables import PlanTable
 from meshwright.planner.engines import LegalityContext, Scope
+from meshwright.planner.host_memory import host_bytes
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
@@ -152,12 +153,17 @@ class PlanResult:
         """Memory needed and there, when a legal plan exists and none fits."""
         if self.least_memory is None:
             return None
-        return Shortfall(
-            what="device memory",
-            needed=gib(self.least_memory.reserved_bytes),
-            available=gib(self.request.usable_bytes),
-            unit="GiB",
-        )
+        what, needed, there = "device memory", self.least_memory.reserved_bytes, self.request.usable_bytes
+        if self.lacks_host_memory:
+            what, there = "host memory of a device", self.request.usable_host_bytes
+            needed = host_bytes(self.request, self.least_memory.plan)
+        return Shortfall(what=what, needed=gib(needed), available=gib(there), unit="GiB")
+
+    @property
+    def lacks_host_memory(self) -> bool:
+        """True when nothing fits, and the plan that needs least memory of a device needs too much of its host."""
+        least = self.least_memory
+        return least is not None and least.reserved_bytes <= self.request.usable_bytes
 
     @property
     def best(self) -> RankedPlan | None:
@@ -361,7 +367,7 @@ def _fitting(
     memory = model.memory(plan)
     reserved = _column(memory.reserved_bytes, plan)
     kept.note_least(plan, reserved)
-    fits = np.asarray(budget.fits(reserved))
+    fits = model.fits(plan, reserved)
     hopeful = ~fits & may_fit(memory, budget, among=extra, element_bytes=context.element_bytes)
     choose = partial(_chosen, space=tree.space, model=model)
     found = [choose(plan, memory, reserved, np.flatnonzero(fits))]
@@ -374,7 +380,7 @@ def _fitting(
             sizes = _column(saved.reserved_bytes, some)
             kept.note_least(some, sizes)
             fits = np.zeros(num_rows(tried), dtype=bool)
-            fits[legal] = budget.fits(sizes)
+            fits[legal] = model.fits(some, sizes)
             least = np.flatnonzero(least_sets(fits, among=extra)[legal])
             found.append(choose(some, saved, sizes, least))
     return stacked([plans for plans, _ in found]), np.concatenate([sizes for _, sizes in found])

@@ -6,8 +6,9 @@ exclude layouts. In the degrees of the plan that is found, each switch goes back
 unless it gains `LEAST_GAIN`. A free search with the kept switches follows, until nothing changes. It is no exact search
 over all combinations.
 
-Where nothing fits, and only there, activations go to host memory: the smallest share that is tried with which a plan
-fits. Larger ones may be faster, and need host memory of which the catalogue does not know the size.
+Where nothing fits, and only there, activations go to host memory: of the shares that are tried and that the hosts hold,
+the smallest, unless a larger one gains enough. Where the memory of the hosts is not known it is the smallest with which
+a plan fits.
 """
 
 from __future__ import annotations
@@ -37,8 +38,24 @@ def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slac
     wanted = partial(search, goal=goal, top=top, slack=slack)
     result = _fastest(request, goal=goal, wanted=wanted)
     if result.best is None and result.least_memory is not None:
-        found = (wanted(with_values(request, values)) for values in offloading(request))
-        return next((one for one in found if one.best is not None), result)
+        result = _offloading(request, result, wanted)
+    return result
+
+
+def _offloading(request: PlanRequest, result: PlanResult, wanted: Callable[[PlanRequest], PlanResult]) -> PlanResult:
+    """The best of the shares, of which a larger one has to gain enough; `result`, in which nothing fits, without one.
+
+    Where hosts are too small for a share, the result says so.
+    """
+    for values in offloading(request):
+        found = wanted(with_values(request, values))
+        if found.best is None:
+            lacks_host = result.best is None and found.lacks_host_memory
+            result = found if lacks_host and not result.lacks_host_memory else result
+        elif request.cluster.host_bytes_per_device is None:
+            return found
+        elif result.best is None or found.best.rank * LEAST_GAIN <= result.best.rank:
+            result = found
     return result
 
 

@@ -54,6 +54,7 @@ class AcceleratorFile:
     num_compute_units: Count
     default_fabric: str
     devices_per_node: Count | None = None
+    host_memory_bytes: Bytes | None = None
     die: str | None = None
     rates_of: str | None = None
     matrix_share: Share | None = None
@@ -188,6 +189,7 @@ def assumptions_of(found: CatalogEntry) -> dict[str, str]:
         "scale_up_peer_bytes_per_s": f"the share of all links that it has on fabric {usual.name}",
         "scale_out_bytes_per_s": f"{usual.scale_out_bytes_per_s / 1e9:g} GB/s, {links}",
         "host_bytes_per_s": "32 GB/s, PCIe 4 x16: offload is planned with it",
+        "host_memory_bytes": "unknown: what a plan keeps in host memory is not checked against it",
         "tdp_w": "no power: energy is not estimated",
     }
     missing = {key: text for key, text in assumed.items() if key not in values}

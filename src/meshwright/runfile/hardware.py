@@ -4,6 +4,7 @@
     network: 4x100Gb/s RoCE       four ports of 100 Gbit/s, with the latency and the efficiency of RoCE
     accelerator: ./my.toml        the accelerator `my` of a user's file (`accelerator_file`)
     device_memory: 40GiB          a partition of a device, or what others leave of it
+    host_memory: 2TB              of a node, which offloaded tensors may fill
 
 Everything else of the cluster, its scale-up links among them, is the catalogue's.
 """
@@ -28,6 +29,8 @@ from meshwright.units import TB, format_bytes, parse_memory, parse_rate
 MAX_PORTS = 1024
 MIN_BYTES_PER_S, MAX_BYTES_PER_S = 12.5e6, 100 * TB
 """Rates of a node, one direction: 0.1 Gbit/s, and above what a rack of the newest devices has."""
+
+MAX_HOST_BYTES = 10**15
 
 _NETWORK = re.compile(
     r"(?:(?P<ports>[0-9]{1,4})\s*[x\N{MULTIPLICATION SIGN}*]\s*)?"
@@ -109,6 +112,7 @@ def with_hardware(
     network: str | None = None,
     oversubscription: float | None = None,
     device_memory: str | None = None,
+    host_memory: str | None = None,
 ) -> Cluster:
     """Return the cluster with what a run states of it; None: as the catalogue has it.
 
@@ -117,6 +121,7 @@ def with_hardware(
     if cluster.parts:
         given = {
             "network": network, "oversubscription": oversubscription, "device_memory": device_memory,
+            "host_memory": host_memory,
         }  # fmt: skip
         return joined(tuple(with_hardware(part, **given) for part in cluster.parts))
     stated, fabric, accelerator = [*cluster.stated], cluster.fabric, cluster.accelerator
@@ -135,6 +140,10 @@ def with_hardware(
             sources=_stated_sources(accelerator.sources, "memory_bytes", f"{device_memory} of memory"),
         )
         stated.append(f"{format_bytes(accelerator.memory_bytes)} of memory a device")
+    if host_memory is not None:
+        size = _host_memory(host_memory)
+        cluster = replace(cluster, host_memory_bytes=size)
+        stated.append(f"{format_bytes(size)} of memory a host")
     states_network = network is not None or oversubscription is not None
     return replace(cluster, fabric=fabric, accelerator=accelerator, stated=tuple(stated), states_network=states_network)
 
@@ -187,6 +196,18 @@ def _memory(text: str, accelerator: Accelerator) -> int:
             got=text,
             allowed=f"above 0, to {format_bytes(accelerator.memory_bytes)}",
             hint=_larger_hint(accelerator, stated),
+        )
+    return stated
+
+
+def _host_memory(text: str) -> int:
+    try:
+        stated = parse_memory(text)
+    except ValueError:
+        stated = 0
+    if not 0 < stated <= MAX_HOST_BYTES:
+        raise BelowError(
+            "host_memory", "is no size of a host's memory", got=text, allowed="above 0, as in 2TB or 1024GiB"
         )
     return stated
 

@@ -301,6 +301,7 @@ def _cluster_with_hardware(given: schema.NamedCluster | schema.InlineCluster) ->
         network=given.network,
         oversubscription=given.oversubscription,
         device_memory=given.device_memory,
+        host_memory=given.host_memory,
     )
 
 

@@ -113,6 +113,7 @@ class StatedHardware:
     network: Annotated[str | None, Spelled(_quantity)] = None
     oversubscription: Annotated[float, Limits(ge=1, le=1000)] | None = None
     device_memory: Annotated[str | None, Spelled(_quantity)] = None
+    host_memory: Annotated[str | None, Spelled(_quantity)] = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,7 @@ _NAMES = {
     "cluster.num_nodes": "nodes nnodes",
     "cluster.network": "nic bandwidth network_bandwidth interconnect internode_bandwidth",
     "cluster.device_memory": "gpu_memory vram memory",
+    "cluster.host_memory": "cpu_memory ram system_memory",
     "cluster.devices_per_node": "gpus_per_node nproc_per_node num_gpus_per_node devices_per_host",
     "parallel": "strategy parallelism parallelism_config distributed plan layout deepspeed deepspeed_config "
     "fsdp_config",

@@ -83,10 +83,18 @@ class Cluster:
     parts: tuple[Cluster, ...] = ()  # of other generations or nodes: each by itself; () for one
     stated: tuple[str, ...] = ()  # what a run states of the hardware in place of the catalogue's, in words
     states_network: bool = False  # one of these is the network or its oversubscription
+    host_memory_bytes: float | None = None  # of a node; None: unknown
 
     @property
     def num_devices(self) -> int:
         return sum(part.num_devices for part in self.parts) or self.devices_per_node * self.num_nodes
+
+    @property
+    def host_bytes_per_device(self) -> float | None:
+        """Host memory of a node's share for one device, the least of all parts; None where one is unknown."""
+        parts = self.parts or (self,)
+        known = [part.host_memory_bytes / part.devices_per_node for part in parts if part.host_memory_bytes]
+        return min(known) if len(known) == len(parts) else None
 
     @property
     def node_sizes(self) -> tuple[int, ...]:

@@ -32,7 +32,8 @@ from meshwright.planner.switches import (
 )
 from meshwright.runfile import from_options, load, loads, pinned_text
 from meshwright.specs.features import Dispatcher
-from meshwright.specs.plan import Recompute
+from meshwright.specs.memory_budget import PLANNING_RATIO
+from meshwright.specs.plan import Offload, Recompute
 from meshwright.specs.run import Run
 from meshwright.units import gib
 
@@ -83,8 +84,9 @@ LONG = ("native", "llama3.1-8b", "h100-8x1", 8)
 
 
 def test_activations_go_to_host_memory_where_nothing_fits_otherwise():
-    """No more of them than the shares that are tried make necessary."""
+    """No more of them than the shares that are tried make necessary, where nobody knows the memory of the hosts."""
     run = run_of(*LONG, "data.sequence_length=1048576")
+    run = replace(run, cluster=replace(run.cluster, host_memory_bytes=None))
     found = result_of(run)
     assert found.request.stack.chosen == ("offloaded_activations",)
     share = found.request.stack.features.offloaded_activations
@@ -98,6 +100,44 @@ def test_activations_go_to_host_memory_where_nothing_fits_otherwise():
     alone = with_values(found.request, {"offloaded_activations": 0.0})
     assert host_bytes(found.request, plan) == reserved(alone, plan) - stays
     assert f"{gib(host_bytes(found.request, plan)):.1f} GiB of each device in host memory" in note
+
+
+def test_the_share_of_activations_is_the_fastest_that_the_hosts_hold():
+    asked = (*LONG, "data.sequence_length=1048576")
+    found, smaller = result_of(run_of(*asked)), result_of(run_of(*asked, "cluster.host_memory=512GiB"))
+    for one in (found, smaller):
+        request, plan = one.request, one.plans[0].plan
+        num_devices, size = request.cluster.devices_per_node, request.cluster.host_memory_bytes
+        assert num_devices * host_bytes(request, plan) <= PLANNING_RATIO * size
+        (note,) = notes_on_host_memory(request, plan)
+        assert f"{gib(num_devices * host_bytes(request, plan)):,.1f} of the {gib(size):,.1f} GiB of a host" in note
+    assert smaller.request.cluster.host_memory_bytes == 2**39 < found.request.cluster.host_memory_bytes
+    assert host_bytes(found.request, found.plans[0].plan) > host_bytes(smaller.request, smaller.plans[0].plan)
+    assert found.plans[0].rank * LEAST_GAIN <= smaller.plans[0].rank
+
+
+def test_hosts_that_are_too_small_are_refused_with_the_numbers():
+    asked = (*LONG, "data.sequence_length=1048576")
+    with pytest.raises(
+        InfeasibleError, match=r"^host memory: .* a host has 16.0 GiB, of which a plan may fill 15.2"
+    ) as e:
+        result_of(run_of(*asked, "cluster.host_memory=16GiB"))
+    assert "--set cluster.host_memory=SIZE" in e.value.hint
+
+
+def test_offloaded_states_count_against_the_host():
+    asked = ("native", "llama3.1-70b", "h100-8x1", 16)
+    found = best_plans(free_request(run_of(*asked)).fixing(offload=Offload.OPTIMIZER), goal=goal_of(run_of(*asked)))
+    pinned = pinned_text(run_of(*asked), found.plans[0].plan)
+    assert estimate_run(loads(pinned)).plan.offload is Offload.OPTIMIZER
+    with pytest.raises(InfeasibleError, match=r"^host memory: .* of a node's 8; a host has 256.0 GiB"):
+        estimate_run(loads(pinned, overrides=["cluster.host_memory=256GiB"]))
+    request = free_request(run_of(*asked, "cluster.host_memory=256GiB")).fixing(offload=Offload.OPTIMIZER)
+    result = search(request, top=1)
+    assert result.best is None
+    assert result.lacks_host_memory
+    assert result.shortfall.what == "host memory of a device"
+    assert result.shortfall.needed > result.shortfall.available
 
 
 def reserved(request, plan):

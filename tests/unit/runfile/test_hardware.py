@@ -120,6 +120,18 @@ def test_the_memory_of_a_device_limits_the_plans():
     assert best.memory.reserved_bytes <= request.usable_bytes < search(whole, top=1).best.memory.reserved_bytes
 
 
+def test_a_host_has_the_memory_of_its_share_of_the_usual_system_or_what_is_stated():
+    assert catalog.cluster("h100-8x4").host_memory_bytes == 2e12
+    assert catalog.cluster("h100-2x4").host_memory_bytes == 5e11
+    assert catalog.cluster("rtx-4090-8x1").host_bytes_per_device is None
+    stated = cluster_with(host_memory="1TiB")
+    assert stated.host_bytes_per_device == 2**40 / 8
+    assert stated.stated == ("1.0 TiB of memory a host",)
+    assert cluster_with("h100-8x2+a100-8x2").host_bytes_per_device == 1e12 / 8
+    assert cluster_with("h100-8x2+h100-4x2", host_memory="1TB").host_bytes_per_device == 1e12 / 8
+    assert catalog.joint_cluster("h100-8x1+v100-8x1").host_bytes_per_device is None
+
+
 def test_both_parts_of_a_cluster_have_what_is_stated():
     cluster = cluster_with("h100-8x2+h200-8x2", network="100Gb/s RoCE", device_memory="40GB")
     assert cluster.name == "h100-8x2+h200-8x2"
@@ -167,6 +179,8 @@ def test_nonsense_is_refused_with_what_is_allowed():
             ("cluster.network=[1]", "cluster.network: must be text"),
             ("cluster.device_memory=40", "no size", "got '40'", "as in 40GiB"),
             ("cluster.device_memory=40Gb", "no size"),
+            ("cluster.host_memory=2", "no size of a host's memory", "got '2'", "as in 2TB"),
+            ("cluster.host_memory=0GB", "no size of a host's memory"),
             ("cluster.device_memory=0GiB", "above 0, to 79.6 GiB"),
             ("cluster.device_memory=96GB", "to 79.6 GiB", "hint: h100-nvl has the same die and 93.6 GiB"),
             ("cluster={name: here, network: 25Gb/s}", "cluster.name: is this machine", "hint: write `cluster: here`"),
