@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from meshwright.answers.documents.plan import (
@@ -30,7 +31,7 @@ from meshwright.planner.neighbours import Neighbour
 from meshwright.planner.neighbours import neighbours as neighbours_of
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
-from meshwright.planner.switches import SwitchGain, notes_on_idle_switches, switch_gains
+from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import NATIVE, Run, with_software
@@ -104,6 +105,11 @@ class PlanRanking(Result):
         of_memory = (*notes_on_ignored_keys(self.run), *notes_on_host_memory(request, plan))
         of_software = (*notes_on_software(request), *notes_on_idle_switches(request, plan))
         return (*self.engine_notes, *notes_on_parts(request, plan), *of_software, *of_memory)
+
+    @cached_property
+    def gradients(self) -> GradientGain | None:
+        """Gain of gradients that are reduced in bf16; None where it is too little, or nothing to choose."""
+        return gradient_gain(self.request, self.search.plans[0], goal=goal_of(self.run))
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:
@@ -320,6 +326,8 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
     }
     if notes := ranking.notes:
         document["notes"] = list(notes)
+    if (gain := ranking.gradients) is not None:
+        document["explanation"]["gradients"] = {**switch_document(gain), "saved_bytes": gain.saved_bytes}
     if ranking.neighbours is not None:
         document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
     if ranking.switches is not None:

@@ -16,13 +16,11 @@ from meshwright.api.question import ask
 from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress, write
 from meshwright.cli.report_options import typed
 from meshwright.cli.run_input import take_run
-from meshwright.planner.choice import goal_of
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
-from meshwright.planner.switches import gradient_line
 from meshwright.planner.training import price_sentence
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.run import Objective
@@ -121,8 +119,8 @@ def _print_request(ranking: PlanRanking) -> None:
     )
     for line in setup_lines(request, ranking.best.plan):
         print_line(line)
-    if said := gradient_line(request, ranking.search.plans[0], goal=goal_of(ranking.run)):
-        print_line(said)
+    if ranking.gradients is not None:
+        print_line(f"software: {ranking.gradients}")
     print_line()
 
 

@@ -12,6 +12,7 @@ from enum import Enum
 import numpy as np
 
 from meshwright.arrays import scalar
+from meshwright.catalog.clusters import with_nodes
 from meshwright.catalog.engines import ANY, planning_names
 from meshwright.cost.memory import MEMORY_PARTS, MemoryTable, memory_parts
 from meshwright.cost.plan_rows import plan_from_row
@@ -26,7 +27,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
-from meshwright.planner.switches import offloading, with_values
+from meshwright.planner.switches import offloading, with_rounded_gradients, with_values
 from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib, ms
 
@@ -349,6 +350,8 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
         if best is not None:
             found.append(f"fits with the optimizer states in host memory (--fix offload=optimizer): {best}")
     found += [] if found else _with_offloaded_activations(request)
+    if (rounded := with_rounded_gradients(request)) is not None and (best := _first_plan(rounded)) is not None:
+        found.append(f"fits with --set stack.gradient_format=bf16, which rounds gradients: {best}")
     found += _with_more_devices(request, short=short)
     return tuple(found)
 
@@ -386,10 +389,10 @@ def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:
     for growth in (2**k for k in range(1, MAX_GROWTH.bit_length())):
         if 2 * growth < short:
             continue
-        cluster = replace(request.cluster, num_nodes=nodes * growth)
+        cluster = with_nodes(request.cluster, nodes * growth)
         best = _first_plan(replace(request, cluster=cluster))
         if best is not None:
-            return [f"fits with {cluster.num_devices} devices: {best}"]
+            return [f"fits with --cluster {cluster.name}, {cluster.num_devices} devices: {best}"]
     return []
 
 

@@ -62,6 +62,20 @@ class SwitchGain:
         return f"{named}: {self.gain - 1:+.0%} {self.unit} ({self.plan.describe()})"
 
 
+@dataclass(frozen=True, kw_only=True)
+class GradientGain(SwitchGain):
+    """Gain of gradients that are reduced in fewer bits, which rounds them."""
+
+    saved_bytes: float  # of the same plan
+    saves_memory: bool  # enough to be named
+
+    def __str__(self) -> str:
+        gains = [f"{self.gain - 1:+.0%} {self.unit} ({self.plan.describe()})"] if self.gain >= LEAST_GAIN else []
+        if self.saves_memory:
+            gains.append(f"{gib(self.saved_bytes):.1f} GiB less for the same plan")
+        return f"--set {', '.join(_said(*one) for one in self.changes)} rounds gradients: {', '.join(gains)}"
+
+
 def open_values(request: PlanRequest) -> dict[str, Value]:
     """Return the switches that the planner may choose, each with the fastest value that the engine can set.
 
@@ -130,22 +144,28 @@ def switch_gains(request: PlanRequest, best: RankedPlan, *, goal: Goal | None = 
     return tuple(gains)
 
 
-def gradient_line(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> str | None:
+def gradient_gain(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> GradientGain | None:
     """Return what gradients in bf16 would gain, where run and engine leave the choice; None where it is less than 1 %.
 
     They round what is trained with, so the planner never chooses them.
     """
+    rounded = with_rounded_gradients(request, best.plan)
+    if rounded is None:
+        return None
+    found = _gain(request, best, {"gradient_format": WireFormat.BF16}, goal)
+    size, smaller = (_cost(asked, best.plan)[1] for asked in (request, rounded))
+    if found is None or (found.gain < LEAST_GAIN and size < LEAST_GAIN * smaller):
+        return None
+    return GradientGain(**vars(found), saved_bytes=size - smaller, saves_memory=size >= LEAST_GAIN * smaller)
+
+
+def with_rounded_gradients(request: PlanRequest, plan: Plan | None = None) -> PlanRequest | None:
+    """Return `request` with gradients that are reduced in bf16; None where run, engine or `plan` leave no choice."""
     name, value = "gradient_format", WireFormat.BF16
     is_open = request.stack.features.gradient_format is None and request.engine != ANY
-    if request.cluster.is_mixed or not is_open or (name, value) not in _alternatives(request, best.plan):
+    if request.cluster.is_mixed or not is_open or (name, value) not in _alternatives(request, plan):
         return None
-    faster, gains = _gain(request, best, {name: value}, goal), []
-    if faster is not None and faster.gain >= LEAST_GAIN:
-        gains.append(f"{faster.gain - 1:+.0%} {faster.unit} ({faster.plan.describe()})")
-    size, smaller = (_cost(_with_features(request, f), best.plan)[1] for f in ({}, {name: value}))
-    if size >= LEAST_GAIN * smaller:
-        gains.append(f"{gib(size - smaller):.1f} GiB less for the same plan")
-    return f"software: --set {_said(name, value)} rounds gradients: {', '.join(gains)}" if gains else None
+    return _with_features(request, {name: value})
 
 
 def software_lines(request: PlanRequest, plan: Plan) -> list[str]:
@@ -257,7 +277,7 @@ def _with_features(request: PlanRequest, values: Mapping[str, Value]) -> PlanReq
     return replace(request, stack=replace(request.stack, features=features))
 
 
-def _alternatives(request: PlanRequest, plan: Plan) -> Iterator[tuple[str, Value]]:
+def _alternatives(request: PlanRequest, plan: Plan | None) -> Iterator[tuple[str, Value]]:
     """Each switch with each value that the software does not have, the engine sets and the plan could use."""
     now = features_of(request.stack, request.cluster.accelerator, precision=request.precision.name)
     for name, values in _worth_trying(request, plan, now).items():

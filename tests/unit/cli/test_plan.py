@@ -62,8 +62,14 @@ def test_a_question_that_names_no_engine_hints_at_the_native_ones_plan(meshwrigh
 
 
 def test_the_first_lines_say_what_rounded_gradients_gain(meshwright):
-    lines = meshwright(*ASKED, "--top", 1, "--engine", "megatron").stdout.split("\n\n")[0]
+    asked = (*ASKED, "--top", 1, "--engine", "megatron")
+    lines = " ".join(meshwright(*asked).stdout.split("\n\n")[0].split())
     assert "software: --set stack.gradient_format=bf16 rounds gradients: " in lines
+    gains = meshwright(*asked, "--json").json["explanation"]["gradients"]
+    assert gains["changes"] == {"gradient_format": "bf16"}
+    assert f"{gains['saved_bytes'] / 2**30:.1f} GiB less for the same plan" in lines
+    native = meshwright(*ASKED, "--top", 1, "--engine", "native", "--json").json["explanation"]
+    assert "gradients" not in native
 
 
 @pytest.mark.when_touched  # planner/test_switches.py has the gains

@@ -1,6 +1,9 @@
+import re
+
 import pytest
 from tests.plan_requests import plan_request
 
+from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.planner import PlanRequest, compare, explain_infeasible, nearest_losers, search, why_not
 from meshwright.planner.explain import WhyNotVerdict
@@ -102,9 +105,11 @@ def test_infeasible_names_the_nearest_number_of_devices_that_fits():
     assert lacking.needed_gib > lacking.available_gib
     assert sum(lacking.memory_gib.values()) == pytest.approx(lacking.needed_gib, rel=1e-9)
     (devices,) = [s for s in lacking.suggestions if "devices" in s]
-    num_devices = int(devices.split()[2])
-    assert search(request("llama3-70b", f"h100-8x{num_devices // 8}", "native"), top=1).best is not None
-    assert search(request("llama3-70b", f"h100-8x{num_devices // 16}", "native"), top=1).best is None
+    name, plan = re.fullmatch(r"fits with --cluster (h100-8x\d+), \d+ devices: (.+)", devices).groups()
+    named = catalog.cluster(name)
+    assert f", {named.num_devices} devices: " in devices
+    assert search(request("llama3-70b", name, "native"), top=1).best.plan.describe() == plan
+    assert search(request("llama3-70b", f"h100-8x{named.num_nodes // 2}", "native"), top=1).best is None
 
 
 def test_infeasible_by_a_fixed_field_says_which():

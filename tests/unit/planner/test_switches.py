@@ -11,13 +11,14 @@ from tests.plan_requests import plan_request
 
 from meshwright.cost.tables import plan_row
 from meshwright.planner.engines import engine_facts
+from meshwright.planner.explain import explain_infeasible
 from meshwright.planner.objective import Goal, goal_for
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
 from meshwright.planner.switches import (
     HELD,
     LEAST_GAIN,
-    gradient_line,
+    gradient_gain,
     notes_on_idle_switches,
     open_values,
     switch_gains,
@@ -105,7 +106,7 @@ def rounded(request):
 def line_of(request, best=None):
     best = best or search(request, top=1).best
     assert best is not None
-    return gradient_line(request, best, goal=Goal(num_devices=request.num_devices))
+    return gradient_gain(request, best, goal=Goal(num_devices=request.num_devices))
 
 
 def test_what_rounded_gradients_would_gain_is_said():
@@ -115,9 +116,8 @@ def test_what_rounded_gradients_would_gain_is_said():
     other = search(rounded(request).fixing(**{name: getattr(best.plan, name) for name in HELD}), top=1).best
     assert other is not None
     sizes = [cost_model(r).memory(plan_row(best.plan)).reserved_bytes for r in (request, rounded(request))]
-    line = line_of(request, best)
-    assert line is not None
-    assert line.startswith("software: --set stack.gradient_format=bf16 rounds gradients: ")
+    line = str(line_of(request, best))
+    assert line.startswith("--set stack.gradient_format=bf16 rounds gradients: ")
     assert line.endswith(f"{gib(float(sizes[0] - sizes[1])):.1f} GiB less for the same plan")
     gain = best.value / other.value
     assert (f"{gain - 1:+.0%} tokens/s ({other.plan.describe()})" in line) == (gain >= LEAST_GAIN)
@@ -127,12 +127,25 @@ def test_what_rounded_gradients_would_gain_is_said():
     assert "gradient_format" not in open_values(replace(request, stack=replace(request.stack, is_open=True)))
 
 
+def test_rounded_gradients_are_named_where_a_plan_fits_with_them_alone():
+    asked = {"model": "llama3.1-70b", "cluster": "h100-8x2", "seq_len": 4096, "global_batch": 16}
+    request = engine_request("megatron", **asked)
+    hints = explain_infeasible(search(request, top=1)).suggestions
+    plan = search(rounded(request), top=1).best.plan.describe()
+    assert f"fits with --set stack.gradient_format=bf16, which rounds gradients: {plan}" in hints
+    stated = explain_infeasible(search(engine_request("megatron", **asked, features=FP32_GRADIENTS), top=1)).suggestions
+    assert not any("rounds" in hint for hint in stated)
+
+
+FP32_GRADIENTS = Features(gradient_format=WireFormat.FP32)
+
+
 @pytest.mark.parametrize(
     ("engine", "changed"),
     [
         ("torchtitan", {}),  # reduces in fp32 alone
         ("any", {}),
-        ("megatron", {"features": Features(gradient_format=WireFormat.FP32)}),
+        ("megatron", {"features": FP32_GRADIENTS}),
         ("megatron", {"features": Features(gradient_format=WireFormat.BF16)}),
         ("megatron", {"precision": "fp32"}),
         ("megatron", {"cluster": "h100-1x1"}),
