@@ -22,6 +22,7 @@ from meshwright.inference.server_fit import ServerCalibration, of_server
 from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_cluster
+from meshwright.runfile.hardware import stated_cluster
 
 LONGEST_NAME = 40
 
@@ -129,18 +130,20 @@ def serving_accuracy(
     calibration: Path | None = None,
     cluster: str | None = None,
     given: ServedGiven | None = None,
+    hardware: Mapping[str, Any] | None = None,
 ) -> ServingAccuracy:
     """Predict the points of a CSV file, of records of `bench serve`, or the shipped ones, and compare.
 
     The shipped constants predict records on the devices of `cluster`; a calibration file brings its own.
+    `hardware`: what is stated of the cluster, as keys of a run file.
     Raises InputError for files that cannot be read and for contradictions.
     """
     if records:
         if points is not None or leave_one_source_out:
             raise InputError("records are predicted on their own", hint="leave --points and --leave-one-source-out out")
-        return _of_records(records, server_calibration(calibration), cluster, given)
-    if calibration is not None or cluster is not None:
-        raise InputError("a calibration and a cluster belong to records", hint="--records DIR")
+        return _of_records(records, server_calibration(calibration), cluster, given, hardware or {})
+    if calibration is not None or cluster is not None or any((hardware or {}).values()):
+        raise InputError("a calibration, a cluster and its hardware belong to records", hint="--records DIR")
     found = read_points(points or shipped_points_path())
     seen = shipped_constants().sources
     predict: PredictPoints = _leave_one_source_out if leave_one_source_out else _as_shipped
@@ -152,12 +155,17 @@ def serving_accuracy(
 
 
 def _of_records(
-    folders: Sequence[Path], calibrated: ServerCalibration | None, cluster: str | None, given: ServedGiven | None
+    folders: Sequence[Path],
+    calibrated: ServerCalibration | None,
+    cluster: str | None,
+    given: ServedGiven | None,
+    hardware: Mapping[str, Any],
 ) -> ServingAccuracy:
     """Own measurements, as points whose source is their configuration."""
     if cluster is None and calibrated is None:
         raise InputError("records do not say on which devices they were made", hint="--cluster, or --calibration FILE")
-    place = named_cluster(cluster or f"{calibrated.accelerator}-1x1" if calibrated else str(cluster))
+    name = cluster or f"{calibrated.accelerator}-1x1" if calibrated else str(cluster)
+    place = named_cluster(stated_cluster(name, **hardware))
     found = measured_server(folders, cluster=place, given=given)
     points = [measured.point for measured in found.points]
     constants = shipped_constants()

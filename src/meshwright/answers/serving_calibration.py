@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from meshwright.inference.server_fit import ServerCalibration, fit_server, to_do
 from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.runfile import named_cluster
+from meshwright.runfile.hardware import stated_cluster
 
 KNOWN = 0.8
 """Share of its prior's standard deviation below which a constant counts as measured."""
@@ -73,10 +74,17 @@ class ServingCalibrationResult(Result):
 
 
 def serving_calibration(
-    *, records: Sequence[Path], cluster: str, given: ServedGiven | None = None
+    *,
+    records: Sequence[Path],
+    cluster: str,
+    given: ServedGiven | None = None,
+    hardware: Mapping[str, Any] | None = None,
 ) -> ServingCalibrationResult:
-    """Fit the constants of one server. Raises InputError for records that cannot be used."""
-    place = named_cluster(cluster)
+    """Fit the constants of one server. Raises InputError for records that cannot be used.
+
+    `hardware`: what is stated of `cluster`, as keys of a run file.
+    """
+    place = named_cluster(stated_cluster(cluster, **(hardware or {})))
     found = measured_server(records, cluster=place, given=given)
     models = sorted({p.point.groups["model"] for p in found.points})
     loads = len({p.point.line for p in found.points})

@@ -50,6 +50,7 @@ CLUSTER = ClusterName(
 )
 NETWORK = PlainText(runs.NETWORK.about, metavar="RATE")
 DEVICE_MEMORY = PlainText(runs.DEVICE_MEMORY.about, metavar="SIZE")
+HARDWARE = ("accelerator", "network", "device_memory")
 PRECISION = PlainText(
     "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.",
     unset="that of the model's checkpoint",
@@ -211,6 +212,9 @@ def inference_calibrate(
     ],
     *,
     cluster: Annotated[str, PlainText("Devices of the server, such as cpu-1x1 or h100-8x1.", metavar="CLUSTER")],
+    accelerator: Annotated[str | os.PathLike[str] | None, ACCELERATOR] = None,
+    network: Annotated[str | None, NETWORK] = None,
+    device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     model: Annotated[
         str | None,
         PathOrText(
@@ -269,6 +273,9 @@ def inference_accuracy(
     cluster: Annotated[
         str | None, PlainText("Devices of the records.", unset="one of the calibration's", metavar="CLUSTER")
     ] = None,
+    accelerator: Annotated[str | os.PathLike[str] | None, ACCELERATOR] = None,
+    network: Annotated[str | None, NETWORK] = None,
+    device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
 ) -> ServingAccuracy:
     """Predict published points of inference, or records of `bench serve`, and compare.
 
@@ -326,7 +333,7 @@ def _placed(*, cluster: str | Mapping[str, Any], **asked: Any) -> dict[str, Any]
     """Arguments with the cluster as a run file has it, and the degrees of the layout."""
     from meshwright.runfile.hardware import stated_cluster
 
-    stated = {name: asked.pop(name) for name in ("accelerator", "network", "device_memory")}
+    stated = {name: asked.pop(name) for name in HARDWARE}
     degrees = {"degrees": asked.pop("layout")} if "layout" in asked else {}
     return {**asked, **degrees, "cluster": stated_cluster(cluster, **stated)}
 
@@ -348,9 +355,10 @@ def _given(
     engine: str | None = None,
     **asked: Any,
 ) -> dict[str, Any]:
-    """Arguments with what the records do not say of their server."""
+    """Arguments with what the records do not say of their server: its hardware by name, its model and formats."""
     from meshwright.inference.measured import ServedGiven
     from meshwright.runfile import named_model
 
     served = None if model is None else named_model(model)
+    asked["hardware"] = {name: asked.pop(name) for name in HARDWARE}
     return {**asked, "given": ServedGiven(model=served, precision=precision, kv_precision=kv_precision, engine=engine)}

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+import meshwright as mw
 from meshwright.answers.serving_accuracy import serving_accuracy
 from meshwright.answers.serving_estimate import serving_estimate
 from meshwright.answers.serving_plan import serving_plan
@@ -27,6 +28,7 @@ from meshwright.inference.server_fit import fit_server, read_server_calibration,
 from meshwright.inference.serving import RequestLoad, batch_limit, request_work, steady
 from meshwright.inference.work import Served
 from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, ServingRecorder
+from meshwright.runfile.accelerator_file import TEMPLATE
 
 CLUSTER = catalog.cluster("cpu-1x1")
 TRUE = {"gemm_ratio": 0.004, "memory_ratio": 0.05, "layer_s": 1.4, "host_s": 0.3, "request_s": 5.0, "sequence_s": 20.0}
@@ -250,6 +252,24 @@ def test_records_are_compared_with_predictions(calibration, folders, tmp_path):
     assert published.overall.median_abs_error > 0.5
     with pytest.raises(InputError, match="on which devices"):
         serving_accuracy(records=[other])
+
+
+def test_the_server_may_have_an_accelerator_of_a_file_with_less_memory_and_another_network(folders, tmp_path):
+    text = TEMPLATE.read_text(encoding="utf-8")
+    (tmp_path / "my.toml").write_text(text, encoding="utf-8")
+    hardware = {"accelerator": tmp_path / "my.toml", "network": "25Gb/s", "device_memory": "40GiB"}
+    made = mw.inference_calibrate(folders, cluster="my-1x1", **hardware).calibration
+    assert made.accelerator == "my"
+    path = tmp_path / "server.json"
+    path.write_text(json.dumps(to_document(made)))
+    found = mw.inference_accuracy(records=folders[:1], calibration=path, **hardware)
+    assert found.overall.num_predicted == 9
+    load = {"model": "llama3.1-8b", "cluster": "my-1x1", "input_tokens": 64, "output_tokens": 32}
+    assert mw.inference_estimate(**load, **hardware, calibration=path).loads
+    with pytest.raises(InputError, match="unknown accelerator"):
+        mw.inference_calibrate(folders, cluster="my-1x1")
+    with pytest.raises(InputError, match="its hardware belong to records"):
+        mw.inference_accuracy(device_memory="40GiB")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": "other"}', "\x00", '{"schema": 1}'])

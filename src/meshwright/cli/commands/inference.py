@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from meshwright.api.inference import HARDWARE
 from meshwright.cli.options import AmountRange, CountRange, file_option, json_option
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
@@ -144,7 +145,7 @@ GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "ev
         "meshwright inference accuracy --records bench-serve-2 --calibration llamacpp.json --rows",
     ],
 )
-@options_from("meshwright.api.inference:inference_calibrate", without=("records", "cluster"))
+@options_from("meshwright.api.inference:inference_calibrate", without=("records", "cluster", *HARDWARE))
 @click.option(
     "--by", type=click.Choice(GROUPS), default="source", show_default=True, help="Group the errors by this column.",
 )  # fmt: skip
