@@ -9,7 +9,15 @@ from typing import Any, cast
 
 from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.quantities import fit_text
-from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine, check_export, find_engine, refuse
+from meshwright.engines.base import (
+    ExternalProgramsEngine,
+    Launch,
+    TrainingEngine,
+    check_export,
+    find_engine,
+    refuse,
+    with_accelerator_file,
+)
 from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import planned
 from meshwright.engines.local import write_files
@@ -96,6 +104,7 @@ def export_run(run: Run, folder: Path) -> RunExport:
     refuse(run.engine, check_export(run))
     run = planned(run, is_export=True)
     launch, notes = _lowered(find_engine(run.engine), run, folder)
+    launch = with_accelerator_file(launch, run)
     try:
         for path in folder.rglob("*"):  # files of this export are what a killed one left
             ours = launch.files.get(str(path.relative_to(folder)))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.api.folders import results_folder
-from meshwright.engines.base import Launch, find_engine
+from meshwright.engines.base import Launch, find_engine, with_accelerator_file
 from meshwright.engines.choice import planned
 from meshwright.errors import InputError
 from meshwright.launch import kubernetes, local, slurm
@@ -74,7 +74,7 @@ def request_for(
     run = _with_plan(run)
     here = folder or results_folder(run, resume=resume)
     there = _folder_in_pods(run.name, here, site, given) if place == KUBERNETES else here
-    lowered = find_engine(run.engine).lower(run, folder=there)
+    lowered = with_accelerator_file(find_engine(run.engine).lower(run, folder=there), run)
     named = None if run.cluster_name == HERE else run.cluster
     if named is not None and len(named.node_sizes) > 1 and (num_nodes is None or devices_per_node is None):
         sizes = " and ".join(map(str, named.node_sizes))

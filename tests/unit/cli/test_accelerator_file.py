@@ -84,6 +84,39 @@ def test_import_writes_the_hardware(meshwright, folder):
     assert SAID in meshwright("estimate", "out/run.yaml").stdout
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("export", "--out", "files"), ("export", "--out", "files", "--engine", "megatron"),
+        ("launch", "--on", "slurm", "--dry-run", "--out", "files", "--time", "1:00:00"),
+    ],
+)  # fmt: skip
+def test_files_for_other_hosts_have_the_accelerator_beside_them(meshwright, folder, command, tmp_path_factory):
+    verb, *options = command
+    (folder / "run.yaml").write_text(
+        f"{(folder / 'my-8x2.yaml').read_text()}train: {{steps: 2}}\nengine: native\n", encoding="utf-8"
+    )
+    stated = ("--set", "cluster.accelerator=my.toml", "--set", "data.source=synthetic")
+    outcome = meshwright(verb, "run.yaml", *options, *stated)
+    assert outcome.exit_code == 0, outcome.stderr
+    (pinned,) = (folder / "files").glob("*run.yaml")
+    asked = meshwright("estimate", pinned, "--json").json
+    there = tmp_path_factory.mktemp("host") / "files"
+    (folder / "files").rename(there)
+    (folder / "my.toml").unlink()
+    (found,) = (path for path in there.glob("*run.yaml"))
+    assert "accelerator: my.toml" in found.read_text(encoding="utf-8")
+    assert meshwright("estimate", found, "--json").json["estimate"]["step"] == asked["estimate"]["step"]
+    assert str(folder) not in "".join(path.read_text() for path in there.iterdir() if path.name != "submit.sh")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_training_for_an_accelerator_that_is_not_here_is_refused_by_its_name(meshwright):
+    outcome = meshwright("train", "my-8x2.yaml", "--set", "cluster.accelerator=my.toml", "--set", "train.steps=2")
+    assert outcome.exit_code == 3
+    assert "the run is for my, and this machine has no accelerator" in outcome.stderr
+
+
 @pytest.mark.usefixtures("folder")
 def test_check_prints_what_is_taken_and_what_is_assumed(meshwright):
     text = meshwright("catalog", "check", "my.toml").stdout
