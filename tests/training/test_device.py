@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.clusters import own_cluster
+from meshwright.runfile.accelerator_file import TEMPLATE, read_accelerator
 from meshwright.training import device as devices
 
 CUDA = torch.device("cuda", 0)
@@ -61,6 +63,16 @@ def test_a_run_for_another_device_is_noted():
 def test_a_device_as_expected_is_not_noted(cluster):
     assert devices.notes_on_name("NVIDIA H200", device_type="cuda", cluster=cluster) == ()
     assert devices.notes_on_name("some processor", device_type="cpu", cluster=cluster) == ()
+
+
+def test_a_users_accelerator_has_the_driver_names_of_its_file(tmp_path):
+    path = tmp_path / "my.toml"
+    named = 'driver_names = ["NVIDIA Special"]'
+    path.write_text(TEMPLATE.read_text(encoding="utf-8").replace('#: driver_names = ["NVIDIA NAME"]', named))
+    cluster = own_cluster(read_accelerator(path), devices_per_node=8, num_nodes=1)
+    assert devices.notes_on_name("NVIDIA Special", device_type="cuda", cluster=cluster) == ()
+    (note,) = devices.notes_on_name("NVIDIA H100 80GB HBM3", device_type="cuda", cluster=cluster)
+    assert "the run is for my" in note
 
 
 PEAK = "import torch; from meshwright.training import device; print(device.peak_memory_bytes(torch.device('cpu')))"

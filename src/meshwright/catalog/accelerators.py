@@ -15,8 +15,7 @@ from meshwright.files import record_of, toml_table
 from meshwright.specs.hardware import Accelerator
 
 OTHER_KEYS = (
-    "default_fabric", "devices_per_node", "host_memory_bytes", "announced", "marketed_memory", "driver_names",
-    "pci_ids",
+    "default_fabric", "devices_per_node", "host_memory_bytes", "announced", "marketed_memory", "pci_ids",
 )  # fmt: skip
 """Keys of an entry that are no fields of `Accelerator`: its usual system, its marketing, its names."""
 
@@ -46,6 +45,7 @@ def accelerator_of(found: CatalogEntry) -> Accelerator:
     values = {key: value for key, value in found.values.items() if key not in OTHER_KEYS}
     values["peak_flops_per_s"] = {f: float(peak) for f, peak in values["peak_flops_per_s"].items()}
     values["memory_bytes"] = int(values["memory_bytes"])
+    values["driver_names"] = tuple(map(_normal_driver_name, values.get("driver_names", ())))
     return Accelerator(name=found.name, aliases=found.aliases, sources=found.sources, **values)
 
 
@@ -87,6 +87,11 @@ def accelerator_with_driver_name(name: str) -> str | None:
     ('h100', None)
     """
     return _driver_names().get(_normal_driver_name(name))
+
+
+def has_driver_name(accelerator: Accelerator, name: str) -> bool:
+    """Return True if the driver calls devices of this accelerator, of the catalogue or of a user's file, `name`."""
+    return _normal_driver_name(name) in accelerator.driver_names
 
 
 @by_name

@@ -325,8 +325,13 @@ def _refused(found: list[Violation]) -> tuple[Violation, ...]:
 
 
 def _as_fixed(request: PlanRequest) -> Plan:
-    """A plan with the fixed fields; the data width, where free, comes nearest to the devices."""
-    plan = Plan(**dict(request.fixed))  # pyright: ignore[reportArgumentType]
+    """A plan with the fixed fields; the data width, where free, comes nearest to the devices.
+
+    The sharding, where free, is one that the engine has.
+    """
+    offered, usual = engine_facts(request.engine).shardings, Plan().sharding
+    free = {"sharding": usual if usual in offered else offered[-1]}
+    plan = Plan(**{**free, **request.fixed})  # pyright: ignore[reportArgumentType]
     if "data_shard" in request.fixed:
         return plan
     inner = plan.tensor * plan.context * plan.pipeline * plan.data_replicate

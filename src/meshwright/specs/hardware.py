@@ -42,6 +42,7 @@ class Accelerator:
     scale_up_peer_bytes_per_s: float = 0.0  # one direction to one peer; smaller than all links on a mesh
     scale_out_bytes_per_s: float = 0.0  # usual network rate per device, one direction
     aliases: tuple[str, ...] = ()
+    driver_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)  # field name -> where its value comes from
 
 

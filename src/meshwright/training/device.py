@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.accelerators import has_driver_name
 from meshwright.errors import MissingDependencyError
 from meshwright.kernels.linear import matmul_nt
 from meshwright.specs.hardware import HERE, THIS_MACHINE, Accelerator, Cluster, Fabric
@@ -210,7 +211,7 @@ def notes_on_name(name: str, *, device_type: str, cluster: Cluster | None) -> tu
     known = catalog.accelerator_with_driver_name(name)
     if cluster is None and known is None:
         return (f"the driver calls this device {name!r}, which the catalogue does not know: peak measured here",)
-    if cluster is None or cluster.accelerator.name == known or cluster.accelerator.vendor == THIS_MACHINE:
+    if cluster is None or has_driver_name(cluster.accelerator, name) or cluster.accelerator.vendor == THIS_MACHINE:
         return ()
     asked = cluster.accelerator.name
     return (f"the run is for {asked}; the driver calls this device {name!r}: the MFU is a share of {asked}'s peak",)

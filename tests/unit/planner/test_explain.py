@@ -112,6 +112,13 @@ def test_infeasible_names_the_nearest_number_of_devices_that_fits():
     assert search(request("llama3-70b", f"h100-8x{named.num_nodes // 2}", "native"), top=1).best is None
 
 
+def test_a_choice_that_nobody_made_is_no_reason():
+    """TorchTitan does not shard optimizer states alone, which is the usual sharding elsewhere."""
+    lacking = explain_infeasible(search(request("llama3-8b", "h100-3x1", "torchtitan", 64, context=4), top=1))
+    assert "the cluster has 3" in lacking.binding
+    assert "shard" not in lacking.binding.replace("data_shard", "")
+
+
 def test_infeasible_by_a_fixed_field_says_which():
     wanted = request("llama3-70b", "h100-8x4", "native", pipeline=1, tensor=1, sharding=0)
     lacking = explain_infeasible(search(wanted, top=1))

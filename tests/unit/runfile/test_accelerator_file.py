@@ -81,7 +81,8 @@ def test_a_copy_of_an_entry_gives_the_estimate_of_its_device(write):
     text = "\n".join(line for line in text.splitlines() if not line.startswith(("aliases", "driver_names")))
     mine, theirs = cluster_of(write(text, "h100-mine.toml")), catalog.cluster("h100-8x4")
     assert asdict(mine.accelerator) == {
-        **asdict(theirs.accelerator), "name": "h100-mine", "aliases": (), "sources": mine.accelerator.sources,
+        **asdict(theirs.accelerator), "name": "h100-mine", "aliases": (), "driver_names": (),
+        "sources": mine.accelerator.sources,
     }  # fmt: skip
     same = replace(mine.fabric, links_of="", sources=theirs.fabric.sources)
     assert same == theirs.fabric
