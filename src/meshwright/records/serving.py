@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -85,6 +86,27 @@ class Load:
             return f"{self.concurrency} in flight"
         rate = "" if self.offered_per_s is None else f"{self.offered_per_s:g}/s "
         return f"{rate}{self.arrivals}"
+
+
+def due_times(load: Load, count: int, *, seed: int) -> Iterator[float]:
+    """Yield the seconds at which requests of an open loop are due; the first after one gap.
+
+    Gamma gaps have mean 1 / rate and squared coefficient of variation 1 / shape.
+    """
+    rate, shape = load.offered_per_s, load.shape or 1.0
+    if rate is None:
+        raise InputError("an open loop needs requests per second")
+    rng, now_s = random.Random(f"arrivals {seed}"), 0.0
+    for _ in range(count):
+        match load.arrivals:
+            case Arrivals.CONSTANT:
+                gap_s = 1 / rate
+            case Arrivals.GAMMA:
+                gap_s = rng.gammavariate(shape, 1 / (rate * shape))
+            case _:
+                gap_s = rng.expovariate(rate)
+        now_s += gap_s
+        yield now_s
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
 from meshwright.bench.serving.client import Client
 from meshwright.bench.serving.endpoint import ServingPrompt
-from meshwright.errors import InputError
-from meshwright.records.serving import Arrivals, Load, RequestRecord
+from meshwright.records.serving import Arrivals, Load, RequestRecord, due_times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,27 +56,6 @@ class InFlightMeter:
     def _advance(self, now_s: float) -> None:
         self._area += self.count * (now_s - self._last_s)
         self._last_s = now_s
-
-
-def due_times(load: Load, count: int, *, seed: int) -> Iterator[float]:
-    """Yield the seconds at which requests of an open loop are due; the first after one gap.
-
-    Gamma gaps have mean 1 / rate and squared coefficient of variation 1 / shape.
-    """
-    rate, shape = load.offered_per_s, load.shape or 1.0
-    if rate is None:
-        raise InputError("an open loop needs requests per second")
-    rng, now_s = random.Random(f"arrivals {seed}"), 0.0
-    for _ in range(count):
-        match load.arrivals:
-            case Arrivals.CONSTANT:
-                gap_s = 1 / rate
-            case Arrivals.GAMMA:
-                gap_s = rng.gammavariate(shape, 1 / (rate * shape))
-            case _:
-                gap_s = rng.expovariate(rate)
-        now_s += gap_s
-        yield now_s
 
 
 async def run_load(

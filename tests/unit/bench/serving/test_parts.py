@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from meshwright.bench.serving.ceiling import refusal
 from meshwright.bench.serving.events import ChunkKind, EventBuffer, MalformedEventError, read_chunk
-from meshwright.bench.serving.loads import LoadOutcome, due_times
+from meshwright.bench.serving.loads import LoadOutcome
 from meshwright.bench.serving.metrics import latency, serving_point
 from meshwright.bench.serving.prompts import (
     LocalTokenizer,
@@ -38,7 +38,7 @@ from meshwright.bench.serving.summary import (
     summaries,
 )
 from meshwright.errors import InputError
-from meshwright.records.serving import Arrivals, Load, RequestRecord, RequestStatus
+from meshwright.records.serving import Arrivals, Load, RequestRecord, RequestStatus, due_times
 
 STREAM = b'data: {"a": 1}\n\n: ping\n\ndata: one\r\ndata: two\r\n\r\nevent: x\ndata: {"b": 2}\n\ndata: [DONE]\n\n'
 EVENTS = [b'{"a": 1}', b"one\ntwo", b'{"b": 2}', b"[DONE]"]

@@ -1,0 +1,143 @@
+"""Simulation of continuous batching: when each request gets its first and its last token on one replica.
+
+Requests take a place in the order in which they come, at most `places` at once. A step gives each request that decodes
+a token, and computes parts of the prompts of those before them in line. Prompts that wait are cut into as many equal
+parts as the steps that hold them, so a prompt by itself takes the steps that the estimate gives it. Its seconds:
+
+    decoding n        step_s[n]
+    with prompts      step_s[n] + part x prompt_s, as prompts share the steps of the others in the steady state
+    prompts only      unshared_s(part), as nothing else reads the weights
+
+Time jumps over steps in which nothing changes.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import ceil, inf
+
+import numpy as np
+
+from meshwright.arrays import FloatArray
+
+ROUNDING = 1e-9
+"""Of a prompt, or of the time of a step: less is nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchingReplica:
+    """Times of the steps of one replica, in seconds."""
+
+    places: int  # requests that it serves at once
+    step_s: Sequence[float]  # of a decode step by the requests that decode: 0 for none, up to `places`
+    steps: float  # decode steps of a request, a mean; 0: it has all its tokens when its prompt is computed
+    prompt_steps: float  # steps that a prompt fills, as their tokens are bounded; 0: its cache comes from elsewhere
+    prompt_s: float  # that a prompt adds to steps of others
+    unshared_s: Callable[[float], float]  # of a step of prompts only, by their sum
+    recomputed: float = 0.0  # prompts that a request computes again, where more wait than have a place
+
+
+def serve(replica: BatchingReplica, ready_s: Sequence[float]) -> tuple[FloatArray, FloatArray, float]:
+    """Serve requests that ask for a place at `ready_s`, in ascending order, until the last has ended.
+
+    Returns seconds: of the first token of each request (where its prompt is computed elsewhere, of its place), of its
+    last token, and those in which a request waited for a place or for the prompts before it.
+    """
+    run = _Run(replica, ready_s)
+    while run.num_ended < len(ready_s):
+        run.admit()
+        if run.prompts or run.decoding:
+            run.advance()
+        else:
+            run.now = max(run.now, run.next_s())
+    return np.array(run.first_s), np.array(run.end_s), run.queue_s
+
+
+class _Run:
+    def __init__(self, replica: BatchingReplica, ready_s: Sequence[float]) -> None:
+        self.replica, self.ready_s = replica, ready_s
+        self.first_s, self.end_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
+        self.prompts: deque[tuple[int, float]] = deque()  # request, what is left of its prompt; -1: computed again
+        self.left = 0.0  # of all prompts
+        self.decoding: list[tuple[int, int]] = []  # a heap of (last decode step, request)
+        self.crowded: set[int] = set()  # requests that took the last places while others waited
+        self.now = self.queue_s = 0.0
+        self.clock = self.num_held = self.num_admitted = self.num_ended = 0
+
+    def next_s(self) -> float:
+        """The time at which the next request asks for a place; infinity after the last."""
+        return self.ready_s[self.num_admitted] if self.num_admitted < len(self.ready_s) else inf
+
+    def admit(self) -> None:
+        """Give places to those that wait."""
+        begun = self.num_admitted
+        while self.num_held < self.replica.places and self.next_s() <= self.now:
+            self.num_admitted += 1
+            self.num_held += 1
+            if self.replica.prompt_steps:
+                self._append(self.num_admitted - 1, 1.0)
+            else:
+                self._begin(self.num_admitted - 1)
+        if self.replica.recomputed and self.next_s() <= self.now:
+            self.crowded.update(range(begun, self.num_admitted))
+
+    def advance(self) -> None:
+        """One step with prompts, or the decode steps until a request ends or comes."""
+        replica, part, count = self.replica, 0.0, 1
+        step_s, is_full = replica.step_s[len(self.decoding)], self.num_held == replica.places
+        if self.prompts:
+            part = self.left / (ceil(self.left * replica.prompt_steps - ROUNDING) or 1)
+            step_s = step_s + part * replica.prompt_s if self.decoding else replica.unshared_s(part)
+        else:
+            count = self.decoding[0][0] - self.clock
+            if not is_full and self.next_s() < inf:
+                count = min(count, max(ceil((self.next_s() - self.now) / step_s - ROUNDING), 1))
+        begun, self.now = self.now, self.now + count * step_s
+        self.clock += count
+        computed = self._take(part)
+        if self.prompts and self.prompts[-1][1] == 1.0:
+            self.queue_s += self.now - begun
+        elif is_full:
+            self.queue_s += max(self.now - max(begun, self.next_s()), 0.0)
+        self._end_decoded()
+        for request in computed:
+            if request >= 0:
+                self._begin(request)
+            if request in self.crowded:
+                self._append(-1, replica.recomputed)
+
+    def _append(self, request: int, size: float) -> None:
+        self.prompts.append((request, size))
+        self.left += size
+
+    def _take(self, part: float) -> list[int]:
+        """Compute `part` of the prompts, the first first; return those that are done."""
+        done = []
+        self.left -= part
+        while self.prompts and part > ROUNDING:
+            request, rest = self.prompts.popleft()
+            if rest > part + ROUNDING:
+                self.prompts.appendleft((request, rest - part))
+                break
+            part -= rest
+            done.append(request)
+        self.left = self.left if self.prompts else 0.0
+        return done
+
+    def _begin(self, request: int) -> None:
+        """The request has its first token and decodes the others, or has ended."""
+        self.first_s[request] = self.now
+        steps = int((request + 1) * self.replica.steps) - int(request * self.replica.steps)
+        heapq.heappush(self.decoding, (self.clock + steps, request))
+        if not steps:
+            self._end_decoded()
+
+    def _end_decoded(self) -> None:
+        while self.decoding and self.decoding[0][0] <= self.clock:
+            _, request = heapq.heappop(self.decoding)
+            self.end_s[request] = self.now
+            self.num_held -= 1
+            self.num_ended += 1

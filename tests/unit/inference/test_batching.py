@@ -1,0 +1,103 @@
+"""The simulated replica against closed forms of queues."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+
+from meshwright.inference.batching import BatchingReplica, serve
+
+PROMPT_S = 0.5
+
+
+def replica(**changes) -> BatchingReplica:
+    """Prompts of one step each, which are computed one by one, and answers of one token."""
+    plain = {
+        "places": 10**6, "step_s": [0.0], "steps": 0.0, "prompt_steps": 1.0, "prompt_s": PROMPT_S,
+        "unshared_s": lambda part: part * PROMPT_S,
+    }  # fmt: skip
+    return BatchingReplica(**(plain | changes))
+
+
+def poisson(rate: float, count: int, seed: int = 0) -> list[float]:
+    rng, now, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        now += rng.expovariate(rate)
+        found.append(now)
+    return found
+
+
+def waited_share(t: float, load: float) -> float:
+    """P(wait <= t) of M/D/1 with services of 1 (Erlang 1909; Crommelin 1932)."""
+    return (1 - load) * sum(
+        (load * (k - t)) ** k / math.factorial(k) * math.exp(-load * (k - t)) for k in range(math.floor(t) + 1)
+    )
+
+
+@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+def test_prompts_alone_are_an_m_d_1_queue(load):
+    ready = poisson(load / PROMPT_S, 200_000)
+    first_s, end_s, queue_s = serve(replica(), ready)
+    waits = (first_s - np.array(ready)) / PROMPT_S - 1
+    assert waits.mean() == pytest.approx(load / (2 * (1 - load)), rel=0.04)
+    for t in (0.5, 1.5, 3.5):
+        assert np.mean(waits <= t + 1e-9) == pytest.approx(waited_share(t, load), abs=0.01)
+    # steps that begin with two or more: P(0) = 1 - load, P(1) = (1 - load) (e^load - 1) of what a departure leaves
+    behind = load * (1 - (1 - load) * math.exp(load))
+    assert queue_s / end_s[-1] == pytest.approx(behind, abs=0.01)
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7])
+def test_one_place_that_decodes_is_an_m_d_1_queue(load):
+    ready = poisson(load / 10.0, 100_000)
+    first_s, end_s, _queue_s = serve(replica(places=1, step_s=[0.0, 0.1], steps=100.0, prompt_steps=0.0), ready)
+    waits = (first_s - np.array(ready)) / 10.0
+    assert waits.mean() == pytest.approx(load / (2 * (1 - load)), rel=0.05)
+    assert end_s - first_s == pytest.approx(np.full(len(ready), 10.0))
+
+
+def test_constant_arrivals_below_the_capacity_do_not_wait():
+    ready = [0.6 * i for i in range(100)]
+    first_s, _end_s, queue_s = serve(replica(), ready)
+    assert first_s - np.array(ready) == pytest.approx(np.full(100, PROMPT_S))
+    assert queue_s == 0
+
+
+def test_steps_are_shared_and_prompts_lengthen_them():
+    """Two prompts at once; then both decode; a third comes in the second step and lengthens the third."""
+    one = replica(step_s=[0.0, 1.0, 2.0, 3.0], steps=3.0, prompt_steps=0.5, prompt_s=0.25)
+    first_s, end_s, _queue_s = serve(one, [0.0, 0.0, 4.0])
+    assert first_s.tolist() == [1.0, 1.0, 7.25]  # steps end at 3, 5, and with the prompt at 7.25
+    assert end_s.tolist() == [7.25, 7.25, 10.25]
+
+
+def test_places_are_taken_in_order_and_a_queue_is_counted():
+    first_s, end_s, queue_s = serve(replica(places=1, step_s=[0.0, 1.0], steps=2.0, prompt_steps=0.0), [0.0, 0.5, 10.0])
+    assert first_s.tolist() == [0.0, 2.0, 10.0]
+    assert end_s.tolist() == [2.0, 4.0, 12.0]
+    assert queue_s == 1.5
+
+
+def test_answers_of_fractional_steps_have_their_mean():
+    first_s, end_s, _queue_s = serve(
+        replica(step_s=[0.0, 1.0], steps=2.25, prompt_steps=0.0), [10.0 * i for i in range(8)]
+    )
+    assert (end_s - first_s).mean() == 2.25
+
+
+def test_a_prompt_of_several_steps_is_cut_into_equal_parts():
+    parts = []
+    one = replica(prompt_steps=2.5, unshared_s=lambda part: parts.append(part) or 1.0)
+    assert serve(one, [0.0])[0].tolist() == [3.0]
+    assert parts == pytest.approx([1 / 3] * 3)
+
+
+def test_recomputed_prompts_delay_others_where_more_wait_than_have_a_place():
+    few, many = (
+        serve(replica(places=2, step_s=[0.0, 0.1, 0.1], steps=10.0, recomputed=again), [0.0] * 200)[1].max()
+        for again in (0.0, 0.5)
+    )
+    assert many - few == pytest.approx(198 * 0.5 * PROMPT_S, rel=0.05)
