@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from itertools import pairwise
-from math import floor, inf, log
+from math import floor, gcd, inf, log
 
 import numpy as np
 import pytest
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError
+from meshwright.inference.arrivals import arrivals_named, capacity_per_s, simulate
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.estimate import estimate_load, estimate_rate
 from meshwright.inference.formats import cache_format, weight_format
@@ -177,3 +178,31 @@ def test_more_in_flight_never_finish_less_nor_sooner(drawn):
     if asked.engine.tile_tokens == 1:
         times = [one.request_s for one in found]
         assert all(more >= less * (1 - RESOLUTION) for less, more in pairwise(times))
+
+
+@given(servers(), st.floats(0.05, 0.9), st.sampled_from(["constant", "poisson", "gamma:2"]), st.integers(0, 9))
+def test_requests_in_flight_of_a_simulation_are_its_rate_times_their_time(drawn, share, arrivals, seed):
+    asked, load = drawn
+    load = replace(load, concurrency=None)
+    try:
+        rate = share * capacity_per_s(asked, load)
+    except InfeasibleError:
+        return
+    found = simulate(asked, load, arrivals_named(arrivals, rate), seed=seed, requests=1000)
+    window_s = float(found.arrived_s[-1] - found.arrived_s[0]) * 1000 / 999
+    groups = gcd(asked.prefill_replicas, asked.of.layout.replicas - asked.prefill_replicas)
+    in_flight = found.e2e_s.sum() / window_s * groups
+    assert found.in_flight == pytest.approx(in_flight, rel=0.02 + 3 * found.e2e_s.max() / window_s)
+    whole_s = found.ttft_s + (load.output_tokens - 1) * found.itl_s
+    assert whole_s == pytest.approx(found.e2e_s)
+    one = estimate_load(asked, replace(load, concurrency=1))
+    assert found.itl_s.mean() >= 0.999 * min(one.itl.value, tiled_itl(asked, load))
+    assert 0 <= found.queue_share <= 1
+
+
+def tiled_itl(asked: Server, load: RequestLoad) -> float:
+    """ITL of the requests that fill a tile: with fewer, steps of an engine with tiles take longer."""
+    try:
+        return estimate_load(asked, replace(load, concurrency=8 * asked.of.layout.num_devices)).itl.value
+    except InfeasibleError:
+        return inf

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
 from meshwright.answers.quantities import rate, seconds
+from meshwright.answers.serving_arrivals import arrival_table, check_open_loop
 from meshwright.answers.serving_question import (
     PriceTerms,
     hour_price,
@@ -19,6 +21,7 @@ from meshwright.answers.serving_question import (
 )
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
+from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, estimate_arrivals
 from meshwright.inference.estimate import LoadEstimate, estimate_load, estimate_rate
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.server import Server
@@ -36,12 +39,14 @@ class ServingEstimate(Result):
         loads: one estimate for each load, with 80 % intervals.
         price: price of a device-hour; None if none is known.
         notes: cautions for the reader.
+        arrivals: percentiles of latencies under a rate, by simulation; None without a rate.
     """
 
     server: Server
     loads: Sequence[LoadEstimate]
     price: HourPrice | None
     notes: tuple[str, ...]
+    arrivals: ArrivalEstimate | None = None
 
     def prices(self) -> list[TokenPrice | None]:
         """Price and energy of tokens under each load; None without a price."""
@@ -53,31 +58,24 @@ class ServingEstimate(Result):
         of = self.server.of
         return jsonable(
             {
-                "model": of.model.name,
-                "cluster": of.cluster.name,
-                "precision": of.weights.name,
-                "kv_precision": of.cache.name,
-                "engine": self.server.engine.name,
-                "layout": of.layout,
+                "model": of.model.name, "cluster": of.cluster.name, "precision": of.weights.name,
+                "kv_precision": of.cache.name, "engine": self.server.engine.name, "layout": of.layout,
                 "prefill_replicas": self.server.prefill_replicas,
                 "loads": [
                     {**found.as_json(), "price": price} for found, price in zip(self.loads, self.prices(), strict=True)
                 ],
+                **({} if self.arrivals is None else {"arrivals": self.arrivals}),
                 "notes": self.notes,
             }
-        )
+        )  # fmt: skip
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each load."""
         return [
             {
-                "in_flight": found.in_flight,
-                "asked_in_flight": found.load.concurrency,
-                "bound_by": found.limit.binds,
-                "ttft_s": found.ttft.value,
-                "itl_s": found.itl.value,
-                "itl_s_low": found.itl.low,
-                "itl_s_high": found.itl.high,
+                "in_flight": found.in_flight, "asked_in_flight": found.load.concurrency,
+                "bound_by": found.limit.binds, "ttft_s": found.ttft.value,
+                "itl_s": found.itl.value, "itl_s_low": found.itl.low, "itl_s_high": found.itl.high,
                 "output_tokens_per_s": found.output_tokens_per_s.value,
                 "output_tokens_per_s_low": found.output_tokens_per_s.low,
                 "output_tokens_per_s_high": found.output_tokens_per_s.high,
@@ -85,7 +83,7 @@ class ServingEstimate(Result):
                 "usd_per_million_output_tokens": None if price is None else price.usd_per_million_output,
             }
             for found, price in zip(self.loads, self.prices(), strict=True)
-        ]
+        ]  # fmt: skip
 
     def summary(self) -> str:
         """Return layout, and rate and latency of the largest load."""
@@ -97,7 +95,7 @@ class ServingEstimate(Result):
         )
 
     def tables(self) -> list[TextTable]:
-        """Latencies and rates by load."""
+        """Latencies and rates by load, and under arrivals."""
         rows = []
         for found, price in zip(self.loads, self.prices(), strict=True):
             out, itl = found.output_tokens_per_s, found.itl
@@ -108,7 +106,8 @@ class ServingEstimate(Result):
                  found.limit.binds)
             )  # fmt: skip
         headings = ("in flight", "TTFT", "ITL", "output tokens/s", "total", "per user", "USD/M output", "bound by")
-        return [TextTable(title="", headings=headings, rows=rows, text_columns=("bound by",))]
+        table = TextTable(title="", headings=headings, rows=rows, text_columns=("bound by",))
+        return [table] if self.arrivals is None else [table, arrival_table(self.arrivals)]
 
 
 def serving_estimate(
@@ -122,6 +121,11 @@ def serving_estimate(
     output_tokens: int,
     concurrency: Sequence[float] = (),
     requests_per_s: float | None = None,
+    arrivals: str | None = None,
+    seed: int = 0,
+    ttft_s: float | None = None,
+    itl_s: float | None = None,
+    percentile: float | None = None,
     degrees: Mapping[str, int] | None = None,
     prefill_replicas: int = 0,
     drafted: int = 0,
@@ -140,6 +144,8 @@ def serving_estimate(
     """
     if concurrency and requests_per_s is not None:
         raise InputError("concurrency and a rate are both given", hint="give one of them")
+    check_open_loop(requests_per_s, arrivals=arrivals, ttft_s=ttft_s, itl_s=itl_s, percentile=percentile)
+    bounds, under = LatencyLimits(ttft_s=ttft_s or inf, itl_s=itl_s or inf, percentile=percentile), None
     of = served_model(
         model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, degrees=degrees or {}
     )
@@ -149,25 +155,19 @@ def serving_estimate(
         calibration=server_calibration(calibration),
     )  # fmt: skip
     load = RequestLoad(
-        input_tokens=input_tokens,
-        output_tokens=output_tokens,
-        drafted_per_step=drafted,
-        accepted_per_step=accepted,
-        lockstep=lockstep,
-    )
+        input_tokens=input_tokens, output_tokens=output_tokens, drafted_per_step=drafted,
+        accepted_per_step=accepted, lockstep=lockstep,
+    )  # fmt: skip
     if requests_per_s is not None:
-        if not 0 < requests_per_s < 1e9:
-            raise InputError("rate is out of range", got=requests_per_s, allowed="above 0")
         found = [estimate_rate(asked, load, requests_per_s)]
+        under = estimate_arrivals(asked, load, arrivals or "poisson", requests_per_s, bounds=bounds, seed=seed)
     else:
-        closed = [_closed(load, number) for number in concurrency] or [load]
+        closed = [replace(load, concurrency=number) for number in concurrency] or [load]
         found = [estimate_load(asked, one) for one in closed]
     return ServingEstimate(
-        server=asked,
-        loads=found,
-        price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
+        server=asked, loads=found, arrivals=under, price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
         notes=(*_waiting(found), *notes_of(of, [load], name=model, precision=precision)),
-    )
+    )  # fmt: skip
 
 
 def _in_flight(found: LoadEstimate) -> str:
@@ -184,9 +184,3 @@ def _waiting(loads: Sequence[LoadEstimate]) -> list[str]:
         for found in loads
         if found.waiting
     ]
-
-
-def _closed(load: RequestLoad, concurrency: float) -> RequestLoad:
-    from dataclasses import replace
-
-    return replace(load, concurrency=concurrency)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.answers.quantities import rate, seconds
+from meshwright.answers.serving_arrivals import arrival_table, check_open_loop
 from meshwright.answers.serving_question import (
     USUAL_ENGINE,
     PriceTerms,
@@ -21,17 +22,18 @@ from meshwright.answers.serving_question import (
 )
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InfeasibleError
+from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
 from meshwright.inference.formats import cache_format, usual_cache
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.search import (
-    LatencyLimits,
     LayoutPoint,
     LayoutVerdict,
     ServingQuestion,
     ServingSearch,
+    arrivals_of,
     estimate_point,
     search_layouts,
 )
@@ -51,6 +53,7 @@ class ServingPlan(Result):
         estimate: latencies and rates of the best point, with intervals.
         price: price of a device-hour; None if none is known.
         notes: cautions for the reader.
+        arrivals: percentiles of latencies of the best point, by simulation; None without a rate.
     """
 
     question: ServingQuestion
@@ -58,6 +61,7 @@ class ServingPlan(Result):
     estimate: LoadEstimate
     price: HourPrice | None
     notes: tuple[str, ...]
+    arrivals: ArrivalEstimate | None = None
 
     @property
     def best(self) -> LayoutPoint:
@@ -77,47 +81,28 @@ class ServingPlan(Result):
         question = self.question
         return jsonable(
             {
-                "model": question.model.name,
-                "cluster": question.cluster.name,
-                "precision": question.weights.name,
-                "kv_precision": question.cache.name,
-                "engine": question.engine.name,
-                "input_tokens": question.load.input_tokens,
-                "output_tokens": question.load.output_tokens,
-                "bounds": question.bounds,
+                "model": question.model.name, "cluster": question.cluster.name,
+                "precision": question.weights.name, "kv_precision": question.cache.name,
+                "engine": question.engine.name, "input_tokens": question.load.input_tokens,
+                "output_tokens": question.load.output_tokens, "bounds": question.bounds,
                 "requests_per_s": question.requests_per_s,
-                "best": self.best,
-                "estimate": self.estimate,
-                "price": self.token_price,
-                "layouts": [
-                    {
-                        "layout": v.layout,
-                        "prefill_replicas": v.prefill_replicas,
-                        "best": v.best,
-                        "stopped_by": v.stopped_by,
-                    }
-                    for v in self.search.verdicts
-                ],
-                "front": self.search.front,
-                "num_points": self.search.num_points,
-                "notes": self.notes,
+                **({} if self.arrivals is None else {"arrivals": self.arrivals}),
+                "best": self.best, "estimate": self.estimate, "price": self.token_price,
+                "layouts": self.search.verdicts, "front": self.search.front,
+                "num_points": self.search.num_points, "notes": self.notes,
             }
-        )
+        )  # fmt: skip
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each point of the front."""
         return [
             {
-                "layout": p.layout.describe(),
-                "prefill_replicas": p.prefill_replicas,
-                "concurrency": p.concurrency,
-                "ttft_s": p.ttft_s,
-                "itl_s": p.itl_s,
-                "output_tokens_per_s_per_device": p.tokens_per_s_per_device,
+                "layout": p.layout.describe(), "prefill_replicas": p.prefill_replicas, "concurrency": p.concurrency,
+                "ttft_s": p.ttft_s, "itl_s": p.itl_s, "output_tokens_per_s_per_device": p.tokens_per_s_per_device,
                 "output_tokens_per_s_per_user": p.interactivity,
             }
             for p in self.search.front
-        ]
+        ]  # fmt: skip
 
     def summary(self) -> str:
         """Return the best layout with its rate and latencies."""
@@ -133,6 +118,10 @@ class ServingPlan(Result):
         rows = [_layout_row(v) for v in self.search.verdicts[:most]]
         headings = ("layout", "in flight", "output tokens/s", "ITL", "TTFT", "stopped by")
         return TextTable(title="", headings=headings, rows=rows, text_columns=("stopped by",))
+
+    def arrival_table(self) -> TextTable | None:
+        """Percentiles of the best point under the arrivals; None without a rate."""
+        return None if self.arrivals is None else arrival_table(self.arrivals)
 
     def front_table(self) -> TextTable:
         """Throughput per device against interactivity."""
@@ -166,41 +155,43 @@ def serving_plan(
     output_tokens: int,
     ttft_s: float | None = None,
     itl_s: float | None = None,
+    percentile: float | None = None,
     requests_per_s: float | None = None,
+    arrivals: str | None = None,
+    seed: int = 0,
     disaggregated: bool = False,
     memory_ratio: float | None = None,
     terms: PriceTerms | None = None,
     calibration: str | Path | None = None,
 ) -> ServingPlan:
     """Search all layouts of a cluster. Raises InfeasibleError where none keeps the bounds, with the nearest."""
+    check_open_loop(requests_per_s, arrivals=arrivals, percentile=percentile)
+    if arrivals is not None:
+        arrivals_named(arrivals, 1.0)
     place, calibrated = named_cluster(cluster), server_calibration(calibration)
     if calibrated is not None:
         check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
     served, reserve = named_model(model), shipped_reserve()
     weights = weights_named(precision, model, served, place.accelerator)
     question = ServingQuestion(
-        model=served,
-        cluster=place,
-        weights=weights,
+        model=served, cluster=place, weights=weights,
         cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
         engine=engine_named(engine or USUAL_ENGINE) if calibrated is None else calibrated.engine,
         calibration=shipped_constants() if calibrated is None else calibrated.constants,
         load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens),
-        bounds=LatencyLimits(ttft_s=inf if ttft_s is None else ttft_s, itl_s=inf if itl_s is None else itl_s),
-        requests_per_s=requests_per_s,
-        disaggregated=disaggregated,
+        bounds=LatencyLimits(ttft_s=ttft_s or inf, itl_s=itl_s or inf, percentile=percentile),
+        requests_per_s=requests_per_s, arrivals=arrivals or "poisson", seed=seed, disaggregated=disaggregated,
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
-    )
+    )  # fmt: skip
     found = search_layouts(question)
     if found.best is None:
         raise InfeasibleError(_why_none(found))
     return ServingPlan(
-        question=question,
-        search=found,
-        estimate=estimate_point(question, found.best),
+        question=question, search=found, estimate=estimate_point(question, found.best),
+        arrivals=arrivals_of(question, found.best),
         price=hour_price(terms or PriceTerms(), place.accelerator),
         notes=notes_of(question.served(found.best.layout), [question.load], name=model, precision=precision),
-    )
+    )  # fmt: skip
 
 
 def _why_none(found: ServingSearch) -> str:

@@ -117,12 +117,9 @@ def served_model(
         widest = max(legal_layouts(found, place), key=lambda layout: layout.tensor, default=None)
         given = {"tensor": widest.tensor if widest else 1}
     return Served(
-        model=found,
-        cluster=place,
-        weights=weights,
+        model=found, cluster=place, weights=weights, layout=layout_of(given, place.num_devices),
         cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
-        layout=layout_of(given, place.num_devices),
-    )
+    )  # fmt: skip
 
 
 USUAL_ENGINE = "vllm"
@@ -169,12 +166,9 @@ def served_by(
         return server(of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas)
     check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)
     return Server(
-        of=of,
-        engine=calibration.engine,
-        reserve=reserve,
-        calibration=calibration.constants,
+        of=of, engine=calibration.engine, reserve=reserve, calibration=calibration.constants,
         prefill_replicas=prefill_replicas,
-    )
+    )  # fmt: skip
 
 
 def check_calibrated(calibration: ServerCalibration, *, accelerator: str, engine: str | None = None) -> None:

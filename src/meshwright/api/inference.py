@@ -78,6 +78,17 @@ ENGINE = OneOf(
 )
 CALIBRATION = AnyPath("Constants of one server, from `meshwright inference calibrate`.", is_folder=False)
 
+ARRIVALS = PlainText(
+    "Arrivals under --rate: poisson, constant, or gamma:CV with the coefficient of variation of the gaps (bursts).",
+    unset="poisson",
+    metavar="NAME",
+)
+SEED = Count("Seed of the arrivals.", low=0)
+PERCENTILE = Amount(
+    "The bounds hold for this percentile of the requests under --rate, such as 99.", unset="the mean", metavar="P",
+    high=100,
+)  # fmt: skip
+
 
 @question("meshwright.api.inference:capacity_of_cluster")
 def inference_capacity(
@@ -130,6 +141,11 @@ def inference_estimate(
     requests_per_s: Annotated[
         float | None, Amount("Arriving requests per second (open loop).", flag="--rate", metavar="N", high=MAX_RATE)
     ] = None,
+    arrivals: Annotated[str | None, ARRIVALS] = None,
+    seed: Annotated[int, SEED] = 0,
+    ttft_s: Annotated[float | None, Amount("Longest time to first token under --rate, in seconds.")] = None,
+    itl_s: Annotated[float | None, Amount("Longest inter-token latency under --rate, in seconds.")] = None,
+    percentile: Annotated[float | None, PERCENTILE] = None,
     layout: Annotated[Mapping[str, int] | None, LAYOUT] = None,
     prefill_replicas: Annotated[int, Count("Replicas that only prefill and send the cache to the others.", low=0)] = 0,
     lockstep: Annotated[
@@ -142,7 +158,7 @@ def inference_estimate(
     """Estimate latencies, rates, memory and price of a server.
 
     Returns:
-        One estimate for each load, with 80 % intervals.
+        One estimate for each load, with 80 % intervals; with a rate also percentiles of latencies under its arrivals.
 
     Raises:
         InputError: an argument is wrong.
@@ -174,10 +190,13 @@ def inference_plan(
     engine: Annotated[str | None, ENGINE] = None,
     ttft_s: Annotated[float | None, Amount("Longest time to first token, in seconds.")] = None,
     itl_s: Annotated[float | None, Amount("Longest inter-token latency, in seconds.")] = None,
+    percentile: Annotated[float | None, PERCENTILE] = None,
     requests_per_s: Annotated[
         float | None,
         Amount("Requests per second to serve: the fewest devices that do.", flag="--rate", metavar="N", high=MAX_RATE),
     ] = None,
+    arrivals: Annotated[str | None, ARRIVALS] = None,
+    seed: Annotated[int, SEED] = 0,
     disaggregated: Annotated[bool, Flag("Also try replicas that only prefill.")] = False,
     memory_ratio: Annotated[float | None, MEMORY_RATIO] = None,
     usd_per_device_hour: Annotated[float | None, RENT] = None,

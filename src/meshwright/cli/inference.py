@@ -77,9 +77,11 @@ def print_hardware(cluster: Cluster) -> None:
 
 
 def estimate(
-    *, asked: dict[str, Any], drafted: int, draft: str | None, accepted: float | None, as_json: bool, **prices: Any
-) -> None:
+    *, asked: dict[str, Any], drafted: int, draft: str | None, accepted: float | None, as_json: bool,
+    ttft_ms: float | None, itl_ms: float | None, **prices: Any,
+) -> None:  # fmt: skip
     """Estimate and print."""
+    asked |= _in_seconds(ttft_s=ttft_ms, itl_s=itl_ms)
     found = ask(inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
     if as_json:
         emit_json(found.to_dict())
@@ -101,18 +103,11 @@ SHOWN, EXPLAINED = 5, 20
 
 
 def plan(
-    *,
-    asked: dict[str, Any],
-    ttft_ms: float | None,
-    itl_ms: float | None,
-    explain: bool,
-    pareto: bool,
-    as_json: bool,
-    **prices: Any,
-) -> None:
+    *, asked: dict[str, Any], ttft_ms: float | None, itl_ms: float | None, explain: bool, pareto: bool,
+    as_json: bool, **prices: Any,
+) -> None:  # fmt: skip
     """Search and print."""
-    bounds = {"ttft_s": ttft_ms, "itl_s": itl_ms}
-    asked |= {name: None if ms is None else ms / 1e3 for name, ms in bounds.items()}
+    asked |= _in_seconds(ttft_s=ttft_ms, itl_s=itl_ms)
     found = ask(inference_plan, asked, prices=prices)
     if as_json:
         emit_json(found.to_dict())
@@ -121,9 +116,14 @@ def plan(
     print_hardware(found.question.cluster)
     print_line()
     tables = [found.layout_table(EXPLAINED if explain else SHOWN)]
+    tables += [] if (arrivals := found.arrival_table()) is None else [arrivals]
     print_text_tables([*tables, found.front_table()] if pareto else tables)
     _print_price(found)
     note(*found.notes)
+
+
+def _in_seconds(**milliseconds: float | None) -> dict[str, float | None]:
+    return {name: None if ms is None else ms / 1e3 for name, ms in milliseconds.items()}
 
 
 def _print_price(found: ServingPlan) -> None:
@@ -193,26 +193,10 @@ def _rows(found: ServingAccuracy) -> TextTable:
         lengths = f"{load.input_tokens}/{load.output_tokens}"
         in_flight = "full" if load.concurrency is None else f"{load.concurrency:g}"
         rows.append(
-            (
-                *about,
-                layout,
-                lengths,
-                in_flight,
-                f"{row.measured:.4g}",
-                f"{row.predicted:.4g} ({row.low:.4g} to {row.high:.4g})",
-                f"{100 * row.signed_error:+.0f} %",
-            )
-        )
+            (*about, layout, lengths, in_flight, f"{row.measured:.4g}",
+             f"{row.predicted:.4g} ({row.low:.4g} to {row.high:.4g})", f"{100 * row.signed_error:+.0f} %")
+        )  # fmt: skip
     headings = (
-        "point",
-        "model",
-        "device",
-        "engine",
-        "layout",
-        "lengths",
-        "in flight",
-        "measured",
-        "predicted",
-        "error",
-    )
+        "point", "model", "device", "engine", "layout", "lengths", "in flight", "measured", "predicted", "error"
+    )  # fmt: skip
     return TextTable(title="", headings=headings, rows=rows, text_columns=("model", "device", "engine", "layout"))

@@ -17,7 +17,8 @@ from math import inf
 import numpy as np
 
 from meshwright.arrays import FloatArray, Mask
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError
+from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named, estimate_arrivals, simulate
 from meshwright.inference.capacity import Reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.estimate import LoadEstimate, estimate_load
@@ -33,19 +34,6 @@ MAX_LAYOUTS = 400
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencyLimits:
-    """Upper bounds in seconds; infinity: none."""
-
-    ttft_s: float = inf
-    itl_s: float = inf
-
-    def __post_init__(self) -> None:
-        for name in ("ttft_s", "itl_s"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name} is no bound", got=getattr(self, name), allowed="above 0")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ServingQuestion:
     """Model, cluster, load and bounds of a search. The load's concurrency is what the search chooses."""
 
@@ -57,6 +45,8 @@ class ServingQuestion:
     load: RequestLoad
     bounds: LatencyLimits
     requests_per_s: float | None = None
+    arrivals: str = "poisson"  # of these requests, as `arrivals_named` reads it
+    seed: int = 0  # of the arrivals
     disaggregated: bool = False  # also try replicas that only prefill
     reserve: Reserve
     calibration: ServingCalibration = field(default_factory=shipped_constants)
@@ -139,7 +129,8 @@ def search_layouts(question: ServingQuestion) -> ServingSearch:
             verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=error.message))
             continue
         points += _grid(asked, question.load, limit, places)
-        verdicts.append(_verdict(question, asked, limit, places))
+        fewest = min((v.best.layout.num_devices for v in verdicts if v.best is not None), default=inf)
+        verdicts.append(_verdict(question, asked, limit, places, fewest))
     verdicts.sort(key=lambda v: -inf if v.best is None else _rank(question, v.best), reverse=True)
     points += [v.best for v in verdicts if v.best is not None]
     best = verdicts[0].best if verdicts else None
@@ -195,13 +186,17 @@ def _at(asked: Server, load: RequestLoad) -> LayoutPoint:
     return _point(asked, load, *state(asked, load))
 
 
-def _verdict(question: ServingQuestion, asked: Server, limit: BatchLimit, places: float) -> LayoutVerdict:
+def _verdict(
+    question: ServingQuestion, asked: Server, limit: BatchLimit, places: float, most_devices: float
+) -> LayoutVerdict:
     best, stopped_by = None, ""
     for low, high in _pieces(asked, limit):
         batch = _last_kept(question, asked, places, low, high)
         if batch is not None:
-            choose = _most_in_flight if question.requests_per_s is None else _fewest_replicas
-            best, why = choose(question, asked, batch, limit, places)
+            if question.requests_per_s is None:
+                best, why = _most_in_flight(question, asked, batch, limit, places)
+            else:
+                best, why = _fewest_replicas(question, asked, batch, most_devices)
             stopped_by = why if best is not None else stopped_by or why
         if best is not None:
             break
@@ -255,25 +250,35 @@ def _most_in_flight(
 
 
 def _fewest_replicas(
-    question: ServingQuestion, asked: Server, batch: float, limit: BatchLimit, places: float
+    question: ServingQuestion, asked: Server, batch: float, most_devices: float
 ) -> tuple[LayoutPoint | None, str]:
-    """The point of the fewest replicas that finish what arrives within the bounds. Replicas that prefill stay."""
-    layout, rate = asked.of.layout, question.requests_per_s
+    """The point of the fewest replicas that finish what arrives within the bounds. Replicas that prefill stay.
+
+    Bounds of a percentile are simulated, on no more than `most_devices`: another layout does with these.
+    """
+    layout, rate, percentile = asked.of.layout, question.requests_per_s, question.bounds.percentile
     assert rate is not None
     most = float(np.squeeze(states(asked, question.load, batch).output_tokens_per_s)) / question.load.output_tokens
     fewest = (
         layout.replicas if asked.prefill_replicas else max(math.ceil(rate / most * layout.replicas * (1 - 1e-9)), 1)
     )
+    arrivals, why = arrivals_named(question.arrivals, rate), ""
     for replicas in range(fewest, layout.replicas + 1):
+        if percentile is not None and replicas * layout.replica_devices > most_devices:
+            return None, why or "other layouts do with fewer devices"
         fewer = _server(question, replace(layout, replicas=replicas), asked.prefill_replicas)
         try:
             point = _at(fewer, rate_load(fewer, question.load, rate))
         except InfeasibleError:
             continue
-        if point.keeps(question.bounds):
+        if not point.keeps(question.bounds):
+            continue
+        found = None if percentile is None else simulate(fewer, question.load, arrivals, seed=question.seed)
+        if percentile is None or (found is not None and found.keeps(question.bounds)):
             return point, "rate is met"
+        why = f"p{percentile:g} of {question.arrivals} arrivals breaks a bound"
     bounded = min(question.bounds.ttft_s, question.bounds.itl_s) < inf
-    return None, f"{most:,.3g} requests/s at most" + (" within the bounds" if bounded else "")
+    return None, why or f"{most:,.3g} requests/s at most" + (" within the bounds" if bounded else "")
 
 
 BOUND_BY = {"kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill"}
@@ -301,3 +306,13 @@ def estimate_point(question: ServingQuestion, point: LayoutPoint) -> LoadEstimat
     """The point's estimate with intervals."""
     asked = _server(question, point.layout, point.prefill_replicas)
     return estimate_load(asked, replace(question.load, concurrency=point.concurrency))
+
+
+def arrivals_of(question: ServingQuestion, point: LayoutPoint) -> ArrivalEstimate | None:
+    """Latencies of the point under the arrivals that are asked; None without a rate."""
+    if question.requests_per_s is None:
+        return None
+    asked = _server(question, point.layout, point.prefill_replicas)
+    return estimate_arrivals(
+        asked, question.load, question.arrivals, question.requests_per_s, bounds=question.bounds, seed=question.seed
+    )

@@ -84,12 +84,9 @@ class Server:
 def server(of: Served, engine: EngineTraits, *, reserve: Reserve | None = None, prefill_replicas: int = 0) -> Server:
     """A server with the shipped constants."""
     return Server(
-        of=of,
-        engine=engine,
-        reserve=reserve or shipped_reserve(),
-        calibration=shipped_constants(),
+        of=of, engine=engine, reserve=reserve or shipped_reserve(), calibration=shipped_constants(),
         prefill_replicas=prefill_replicas,
-    )
+    )  # fmt: skip
 
 
 def states(asked: Server, load: RequestLoad, batches: Array) -> Steady:

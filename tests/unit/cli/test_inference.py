@@ -99,6 +99,73 @@ def test_tables_of_an_estimate_and_a_plan(meshwright):
     assert meshwright(*plan, "--itl", "0.001").exit_code == 1
 
 
+def test_a_rate_has_percentiles_of_its_arrivals(meshwright):
+    asked = (*ESTIMATE, *LENGTHS, "--rate", 100)
+    plain = meshwright(*asked, "--json").json
+    bounded = meshwright(*asked, "--ttft", 120, "--itl", 15, "--percentile", 99, "--arrivals", "gamma:3", "--json").json
+    found = bounded.pop("arrivals")
+    simulated = plain.pop("arrivals")
+    assert plain == bounded  # the estimate is that of the rate
+    assert (simulated["arrivals"], found["arrivals"]) == ("poisson", "gamma:3")
+    assert simulated["bounds"] is None
+    assert simulated["headroom"] == pytest.approx(simulated["capacity_requests_per_s"] / 100)
+    for name in ("ttft_s", "itl_s", "e2e_s"):
+        assert found[name]["p50"] <= found[name]["p95"] <= found[name]["p99"]
+    assert found["keeps_bounds"] == (found["ttft_s"]["p99"] <= 0.12 and found["itl_s"]["p99"] <= 0.015)
+    assert found["goodput_per_s"] == pytest.approx(100 * found["good_share"])
+    assert "arrivals" not in meshwright(*ESTIMATE, *LENGTHS, "--json").json
+    done = meshwright(*asked, "--itl", 15, "--percentile", 99)
+    assert "100 requests/s, poisson arrivals" in done.stdout
+    assert "15.00 ms" in done.stdout
+
+
+def test_a_plan_keeps_the_percentile_of_its_bounds(meshwright):
+    plan = (
+        "inference",
+        "plan",
+        "--model",
+        "llama3.1-8b",
+        "--cluster",
+        "h100-8x1",
+        "--rate",
+        4,
+        "--input-tokens",
+        20000,
+    )
+    plan = (*plan, "--output-tokens", 20, "--ttft", 3000, "--json")
+    mean, tail = meshwright(*plan).json, meshwright(*plan, "--percentile", 99).json
+    assert mean["arrivals"]["ttft_s"]["p99"] > 3  # the estimate has no queue
+    assert tail["arrivals"]["ttft_s"]["p99"] <= 3
+    assert tail["arrivals"]["keeps_bounds"]
+    assert tail["bounds"]["percentile"] == 99
+    devices = [one["best"]["layout"]["replicas"] * one["best"]["layout"]["tensor"] for one in (mean, tail)]
+    assert devices[0] < devices[1]
+    nothing = meshwright(*plan[:-1], "--percentile", 99, "--arrivals", "gamma:20")
+    assert nothing.exit_code == 1
+    assert "p99 of gamma:20 arrivals breaks a bound" in nothing.stderr
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--arrivals", "poisson"),
+        ("--percentile", "99", "--ttft", "100"),
+        ("--ttft", "100"),
+        ("--rate", "1", "--percentile", "99"),
+        ("--rate", "1", "--percentile", "20", "--ttft", "100"),
+        ("--rate", "1", "--percentile", "100", "--ttft", "100"),
+        ("--rate", "1", "--arrivals", "gamma"),
+        ("--rate", "1", "--ttft", "0"),
+        ("--rate", "1", "--seed", "-1"),
+    ],
+    ids=" ".join,
+)
+def test_bad_input_of_arrivals(meshwright, wrong):
+    done = meshwright(*ESTIMATE, *LENGTHS, *wrong, "--json")
+    assert done.exit_code == 2, done.stdout
+    assert done.json["error"]["message"]
+
+
 def test_a_plan_has_its_best_point_and_the_front(meshwright):
     document = meshwright("inference", "plan", *ESTIMATE[2:6], *LENGTHS, "--itl", 20, "--json").json
     assert document["best"]["itl_s"] <= 0.02

@@ -32,11 +32,15 @@ def capacity() -> None:
 
 
 MAX_DRAFTED = 64
+MS = AmountRange(1e9)
+TTFT = click.option("--ttft", "ttft_ms", type=MS, metavar="MS", help="Longest time to first token, in ms.")
+ITL = click.option("--itl", "itl_ms", type=MS, metavar="MS", help="Longest inter-token latency, in ms.")
 
 
 @verb(
     "estimate",
     question="meshwright.api.inference:inference_estimate",
+    without=("ttft_s", "itl_s"),
     body="meshwright.cli.inference:estimate",
     examples=[
         "meshwright inference estimate --model llama3.1-70b --cluster h200-8x1 --precision fp8 "
@@ -44,7 +48,7 @@ MAX_DRAFTED = 64
         "meshwright inference estimate --model llama3.1-405b --cluster mi355x-8x1 --precision fp4 "
         "--tensor 1 --input-tokens 2048 --output-tokens 2048",
         "meshwright inference estimate --model deepseek-v3 --cluster b200-8x1 --precision fp4 --engine sglang "
-        "--input-tokens 8192 --output-tokens 1024 --rate 2 --json",
+        "--input-tokens 8192 --output-tokens 1024 --rate 2 --ttft 2000 --percentile 99 --arrivals gamma:2",
         "meshwright inference estimate --model ./model --cluster cpu-1x1 --calibration llamacpp.json --lockstep "
         "--input-tokens 128 --output-tokens 64 --concurrency 1,8",
     ],
@@ -61,6 +65,8 @@ MAX_DRAFTED = 64
 @click.option(
     "--accepted", type=AmountRange(MAX_DRAFTED), metavar="X", help="Drafted tokens accepted per step, on average.",
 )  # fmt: skip
+@TTFT
+@ITL
 @json_option
 def estimate() -> None:
     """Estimate latencies, rates, memory and price of a server.
@@ -71,10 +77,10 @@ def estimate() -> None:
     total  prompt and output tokens per second
 
     Chunked prefill: prompts share the decode steps of other requests. Without degrees, one replica takes a whole node.
+
+    With --rate, requests are simulated as they arrive: mean, p50, p95 and p99 of each latency, the share of requests
+    within --ttft and --itl (goodput), and the highest rate that keeps these bounds.
     """
-
-
-MS = AmountRange(1e9)
 
 
 @verb(
@@ -92,8 +98,8 @@ MS = AmountRange(1e9)
     ],
 )
 @options_from("meshwright.api.report:report_records", without=("items", "usd_per_device_hour"))
-@click.option("--ttft", "ttft_ms", type=MS, metavar="MS", help="Longest time to first token, in ms.")
-@click.option("--itl", "itl_ms", type=MS, metavar="MS", help="Longest inter-token latency, in ms.")
+@TTFT
+@ITL
 @click.option("--explain", is_flag=True, help="For each layout: its best load, and what stops it.")
 @click.option("--pareto", is_flag=True, help="Print throughput per device against interactivity.")
 @json_option

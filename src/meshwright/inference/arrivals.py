@@ -1,0 +1,273 @@
+"""Latencies of a server under arrivals: percentiles from a simulation of its replicas with the estimate's step times.
+
+Requests are dealt to the replicas in turn, so one of R replicas gets every R-th: its gaps are sums of R gaps, which
+have a gamma distribution again. Disaggregated replicas are simulated in the smallest group with the same ratio. A
+request is outside of all steps first (`ServingRates.request_s`). As in the estimate, n attention groups and pipeline
+stages that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987).
+
+The load is stable if fewer requests arrive than the server finishes with all places taken. Requests that are computed
+again then, because the cache is full, count: a queue that has formed once must drain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import ceil, gcd, inf
+from typing import Any
+
+import numpy as np
+
+from meshwright.arrays import FloatArray, scalar
+from meshwright.errors import InfeasibleError, InputError
+from meshwright.inference.batching import ROUNDING, BatchingReplica, serve
+from meshwright.inference.rates import prefill_seconds
+from meshwright.inference.server import Server, full, rate_load, states, transfer_s
+from meshwright.inference.serving import (
+    OF_ONE_PROMPT,
+    BatchLimit,
+    RequestLoad,
+    isolated_prefill_s,
+    preempted,
+    request_work,
+    steady,
+)
+from meshwright.records.serving import Arrivals, Load, due_times
+
+REQUESTS = 10_000
+"""Whose latencies are taken, of one group of replicas: 100 are above the 99th percentile."""
+
+EDGE, REPLACED = 0.1, 3.0  # requests before and after these: this share of them, and so often those in flight
+RAREST = 1e-6  # of the capacity: requests that are rarer do not meet
+HALVINGS = 6  # of the range of rates in which the highest that keeps bounds lies
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyLimits:
+    """Upper bounds in seconds; infinity: none. Under arrivals: of this percentile of the requests, or of their mean."""
+
+    ttft_s: float = inf
+    itl_s: float = inf
+    percentile: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ttft_s", "itl_s"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name} is no bound", got=getattr(self, name), allowed="above 0")
+        if self.percentile is not None and not 50 <= self.percentile < 100:
+            raise InputError("percentile", got=self.percentile, allowed="50 to below 100, such as 99")
+        if self.percentile is not None and self.is_empty:
+            raise InputError("a percentile without a bound", got=self.percentile, hint="--ttft MS, --itl MS are bounds")
+
+    @property
+    def is_empty(self) -> bool:
+        return self.ttft_s == self.itl_s == inf
+
+
+def arrivals_named(text: str, requests_per_s: float) -> Load:
+    """Arrivals from their text: poisson, constant, or gamma:CV with the coefficient of variation of the gaps.
+
+    >>> arrivals_named("gamma:2", 5.0).shape
+    0.25
+    """
+    if text in ("poisson", "constant"):
+        return Load(arrivals=Arrivals(text), offered_per_s=requests_per_s)
+    name, _, variation = text.partition(":")
+    try:
+        shape = float(variation) ** -2 if name == "gamma" else 0.0
+    except (ValueError, ZeroDivisionError):
+        shape = 0.0
+    if not 1 / 400 <= shape <= 400:
+        allowed = "poisson, constant, gamma:CV such as gamma:2 (CV of the gaps, 0.05 to 20; 1 is poisson)"
+        raise InputError("arrivals", got=text, allowed=allowed)
+    return Load(arrivals=Arrivals.GAMMA, offered_per_s=requests_per_s, shape=shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated:
+    """Requests of one group of replicas between warm-up and end, one element each; all times in seconds."""
+
+    arrived_s: FloatArray
+    ttft_s: FloatArray
+    itl_s: FloatArray  # (end-to-end - TTFT) / (output tokens - 1); 0 for answers of one token
+    e2e_s: FloatArray
+    queue_share: float  # of the time of a replica, in which a request waited for a place or for other prompts
+    in_flight: float  # mean number in this time, on all replicas of the cluster
+
+    def percentiles(self) -> dict[str, dict[str, float]]:
+        """Mean, p50, p95 and p99 of each latency, interpolated linearly."""
+        found = {"ttft_s": self.ttft_s, "itl_s": self.itl_s, "e2e_s": self.e2e_s}
+        names = ("mean", "p50", "p95", "p99")
+        return {
+            k: dict(zip(names, (float(s.mean()), *np.percentile(s, (50, 95, 99)).tolist()), strict=True))
+            for k, s in found.items()
+        }
+
+    def good_share(self, bounds: LatencyLimits) -> float:
+        """Share of requests within both bounds."""
+        return float(np.mean((self.ttft_s <= bounds.ttft_s) & (self.itl_s <= bounds.itl_s)))
+
+    def keeps(self, bounds: LatencyLimits) -> bool:
+        """Return True if the percentile of the bounds, or the mean, is within both."""
+        of = bounds.percentile
+        ttft, itl = (float(s.mean() if of is None else np.percentile(s, of)) for s in (self.ttft_s, self.itl_s))
+        return ttft <= bounds.ttft_s and itl <= bounds.itl_s
+
+
+def capacity_per_s(asked: Server, load: RequestLoad) -> float:
+    """Requests/s that the server finishes with all places taken, those computed again included.
+
+    The tokens of a step bound the prompts in it, and so the requests that decode while prompts are computed.
+    """
+    limit, load = _places(asked, load), replace(load, concurrency=None, lockstep=False)
+    if asked.prefill_replicas:
+        found = states(asked, load, limit.sequences)
+        pool = asked.prefill_replicas * asked.of.layout.pipeline / scalar(found.prompt.total)
+        return min(scalar(found.output_tokens_per_s) / load.output_tokens, pool)
+
+    def request_s(limit: BatchLimit) -> float:
+        return scalar(steady(request_work(asked.of, load, asked.engine, limit), asked.rates).request_s)
+
+    steps, places = (load.output_tokens - 1) / (1 + load.accepted_per_step), scalar(limit.sequences)
+    most, decoding = places / request_s(limit), max(steps / _prompt_steps(asked, load), 1.0)
+    if steps and decoding < places:
+        bounded = BatchLimit(sequences=decoding, binds="engine")
+        most = min(most, decoding / (request_s(bounded) - scalar(asked.rates.request_s)))
+    return asked.of.layout.replicas * most
+
+
+def _places(asked: Server, load: RequestLoad) -> BatchLimit:
+    """Whole requests that fit on one replica."""
+    return replace(limit := full(asked, load)[0], sequences=float(int(limit.sequences)))
+
+
+def _prompt_steps(asked: Server, load: RequestLoad) -> float:
+    """Steps of a replica that a prompt fills, when each of its attention groups has others."""
+    return load.input_tokens / (asked.engine.batch_tokens * asked.of.layout.attention_data)
+
+
+def simulate(
+    asked: Server, load: RequestLoad, arrivals: Load, *, seed: int = 0, requests: int = REQUESTS
+) -> Simulated | None:
+    """Serve `requests` requests of the arrivals, after a warm-up and with others after them.
+
+    None where the rate is at least `capacity_per_s`: the queue has no steady state.
+    """
+    rate, most = arrivals.offered_per_s or 0.0, capacity_per_s(asked, load)
+    if rate >= most:
+        return None
+    groups, shown = gcd(asked.prefill_replicas, asked.decoding.layout.replicas), max(rate, RAREST * most)
+    try:
+        in_flight = rate_load(asked, load, shown).concurrency or 0.0
+    except InfeasibleError:  # of the mean queue of prompts, which holds no places here
+        in_flight = full(asked, load)[1]
+    edge = int(max(EDGE * requests, REPLACED * in_flight / groups)) + 1
+    one = replace(arrivals, offered_per_s=shown / groups)
+    if groups > 1 and arrivals.arrivals is not Arrivals.CONSTANT:
+        one = replace(one, arrivals=Arrivals.GAMMA, shape=(arrivals.shape or 1.0) * groups)
+    arrived_s = np.array(list(due_times(one, requests + 2 * edge, seed=seed)))
+    first_s, end_s, queue_s = serve_all(asked, load, arrived_s, groups)
+    taken, gaps = slice(edge, edge + requests), load.output_tokens - 1
+    begin, end = arrived_s[edge], arrived_s[edge + requests]
+    inside = np.clip(end_s, begin, end) - np.clip(arrived_s, begin, end)
+    return Simulated(
+        arrived_s=arrived_s[taken], ttft_s=(first_s - arrived_s)[taken], e2e_s=(end_s - arrived_s)[taken],
+        itl_s=((end_s - first_s) / max(gaps, 1) * (gaps > 0))[taken],
+        queue_share=queue_s / end_s.max() * groups / asked.of.layout.replicas,
+        in_flight=float(inside.sum() / (end - begin)) * groups * rate / shown,
+    )  # fmt: skip
+
+
+def serve_all(
+    asked: Server, load: RequestLoad, arrived_s: FloatArray, groups: int
+) -> tuple[FloatArray, FloatArray, float]:
+    """Times of first and last tokens of requests on one of `groups` groups of replicas, and seconds with a queue."""
+    prompts, decoding, outside_s = _replicas(asked, load)
+    split = asked.prefill_replicas // groups
+    if not split:
+        return _in_turn(replace(decoding, prompt_steps=prompts.prompt_steps), arrived_s + outside_s, 1)
+    _, cached_s, queue_s = _in_turn(prompts, arrived_s + outside_s, split)
+    cached_s += transfer_s(asked.of, load.input_tokens)
+    order, count = np.argsort(cached_s, kind="stable"), asked.of.layout.replicas // groups - split
+    first_s, end_s, more_s = _in_turn(decoding, cached_s[order], count)
+    back = np.argsort(order)
+    return first_s[back], end_s[back], queue_s + more_s
+
+
+def _in_turn(one: BatchingReplica, ready_s: FloatArray, count: int) -> tuple[FloatArray, FloatArray, float]:
+    """The same of requests that are dealt to `count` replicas in turn."""
+    first_s, end_s, queue_s = np.empty_like(ready_s), np.empty_like(ready_s), 0.0
+    for i in range(count):
+        first_s[i::count], end_s[i::count], more_s = serve(one, ready_s[i::count].tolist())
+        queue_s += more_s
+    return first_s, end_s, queue_s
+
+
+def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, BatchingReplica, float]:
+    """A replica that only computes prompts, one that only decodes, and seconds of a request outside of both."""
+    limit, rates, layout = _places(asked, load), asked.rates, asked.of.layout
+    places, load = int(limit.sequences), replace(load, concurrency=None, lockstep=False)
+    work = request_work(asked.decoding, load, asked.engine, replace(limit, sequences=np.arange(1.0, places + 1)))
+    found = steady(work, rates)
+
+    @cache
+    def unshared_s(part: float) -> float:
+        several = replace(work.prompt, **{name: getattr(work.prompt, name) * part for name in OF_ONE_PROMPT})
+        num_steps = ceil(part * work.prompt_steps - ROUNDING)
+        return scalar(prefill_seconds(several, rates, num_steps).total) / layout.pipeline
+
+    again = 0.0 if asked.prefill_replicas else preempted(load, limit, asked.engine, layout.replicas)
+    decoding = BatchingReplica(
+        places=places, step_s=[0.0, *np.ravel(found.step.total).tolist()], steps=float(work.steps), prompt_steps=0.0,
+        prompt_s=scalar(found.prompt.total) / layout.pipeline, unshared_s=unshared_s,
+        recomputed=again * load.context / load.input_tokens,
+    )  # fmt: skip
+    prompts = replace(decoding, places=10**9, steps=0.0, prompt_steps=_prompt_steps(asked, load))
+    delay_s = (1 - 1 / (layout.attention_data * layout.pipeline)) * scalar(isolated_prefill_s(work, rates))
+    return prompts, decoding, scalar(rates.request_s) + delay_s
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrivalEstimate:
+    """Latencies of a load under arrivals; `simulated` is None where the load is not stable."""
+
+    arrivals: str  # as `arrivals_named` reads it
+    rate: float  # requests/s that arrive
+    seed: int
+    capacity_per_s: float  # requests/s with all places taken
+    simulated: Simulated | None
+    bounds: LatencyLimits
+    highest_per_s: float  # rate that keeps the bounds; the capacity without any
+
+    def as_json(self) -> dict[str, Any]:
+        found, bounds = self.simulated, None if self.bounds.is_empty else self.bounds
+        document: dict[str, Any] = {
+            "arrivals": self.arrivals, "requests_per_s": self.rate, "seed": self.seed, "bounds": bounds,
+            "is_stable": found is not None, "capacity_requests_per_s": self.capacity_per_s,
+            "highest_requests_per_s": self.highest_per_s, "headroom": self.highest_per_s / self.rate,
+        }  # fmt: skip
+        if found is None:
+            return document
+        numbers = {"num_requests": len(found.e2e_s), "in_flight": found.in_flight, "queue_share": found.queue_share}
+        if bounds is not None:
+            good = found.good_share(bounds)
+            numbers |= {"keeps_bounds": found.keeps(bounds), "good_share": good, "goodput_per_s": good * self.rate}
+        return document | found.percentiles() | numbers
+
+
+def estimate_arrivals(
+    asked: Server, load: RequestLoad, arrivals: str, rate: float, *, bounds: LatencyLimits, seed: int = 0
+) -> ArrivalEstimate:
+    """Simulate a load, and find the highest rate that keeps the bounds, to a 64th of the range, by others."""
+    most = capacity_per_s(asked, load)
+    found, highest = simulate(asked, load, arrivals_named(arrivals, rate), seed=seed), most
+    if not bounds.is_empty:
+        highest, high = (rate, most) if found is not None and found.keeps(bounds) else (0.0, min(rate, most))
+        for _ in range(HALVINGS):
+            middle = (highest + high) / 2
+            other = simulate(asked, load, arrivals_named(arrivals, middle), seed=seed)
+            highest, high = (middle, high) if other is not None and other.keeps(bounds) else (highest, middle)
+    return ArrivalEstimate(
+        arrivals=arrivals, rate=rate, seed=seed, capacity_per_s=most, simulated=found, bounds=bounds,
+        highest_per_s=highest,
+    )  # fmt: skip

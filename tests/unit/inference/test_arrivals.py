@@ -1,0 +1,168 @@
+"""Latencies under arrivals against the estimate in its limits, and against each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from meshwright.catalog import lookup as catalog
+from meshwright.errors import InputError
+from meshwright.inference.arrivals import (
+    LatencyLimits,
+    arrivals_named,
+    capacity_per_s,
+    estimate_arrivals,
+    serve_all,
+    simulate,
+)
+from meshwright.inference.estimate import estimate_load, estimate_rate
+from meshwright.inference.formats import cache_format, weight_format
+from meshwright.inference.layout import ServingLayout
+from meshwright.inference.points import engines
+from meshwright.inference.server import Server, server
+from meshwright.inference.serving import RequestLoad
+from meshwright.inference.work import Served
+
+LOAD = RequestLoad(input_tokens=1024, output_tokens=256)
+LONG = RequestLoad(input_tokens=20_000, output_tokens=100)
+DENSE = {"tensor": 2, "replicas": 4}
+
+
+def made(model="llama3.1-70b", cluster="h200-8x1", precision="fp8", engine="vllm", prefill=0, **degrees) -> Server:
+    place = catalog.cluster(cluster)
+    of = Served(
+        model=catalog.model(model), cluster=place, weights=weight_format(precision, place.accelerator),
+        cache=cache_format("fp8", place.accelerator), layout=ServingLayout(**(degrees or DENSE)),
+    )  # fmt: skip
+    return server(of, engines()[engine], prefill_replicas=prefill)
+
+
+def at(asked: Server, load: RequestLoad, share: float, arrivals: str = "poisson", **more):
+    return simulate(asked, load, arrivals_named(arrivals, share * capacity_per_s(asked, load)), **more)
+
+
+SERVERS = {
+    "dense": (made(), LOAD),
+    "short prompts": (made(engine="trtllm"), RequestLoad(input_tokens=100, output_tokens=1000)),
+    "long prompts": (made(engine="sglang"), LONG),
+    "disaggregated": (made(prefill=1), LONG),
+    "mixture": (
+        made("deepseek-v3", "b200-8x1", "fp4", tensor=1, attention_data=8, expert=8),
+        RequestLoad(input_tokens=8192, output_tokens=256),
+    ),
+    "pipeline": (
+        made("llama3.1-405b", "h100-8x2", tensor=8, pipeline=2),
+        RequestLoad(input_tokens=9, output_tokens=300),
+    ),
+    "drafted": (made(), replace(LOAD, drafted_per_step=3, accepted_per_step=1.7)),
+}
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_without_a_load_a_request_has_the_latencies_of_one(name):
+    asked, load = SERVERS[name]
+    found, one = at(asked, load, 1e-6, requests=50), estimate_load(asked, replace(load, concurrency=1))
+    step_s = sum(one.step_components_s.values())
+    assert found.itl_s.mean() == pytest.approx(one.itl.value, rel=0.01)
+    assert found.ttft_s.max() <= one.ttft.value * (1 + 1e-9)  # which waits for half a step of others
+    assert found.ttft_s.min() == pytest.approx(one.ttft.value - step_s / 2)
+    assert found.queue_share == 0
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_saturated_server_finishes_what_the_estimate_does(name):
+    asked, load = SERVERS[name]
+    most = capacity_per_s(asked, load)
+    places = int(estimate_load(asked, load).limit.sequences) if not asked.prefill_replicas else 200
+    groups = 1 if asked.prefill_replicas else asked.of.layout.replicas
+    num = 25 * places
+    end_s = np.sort(serve_all(asked, load, np.arange(num) * groups / (1.3 * most), groups)[1])
+    begin, end = int(0.6 * num), int(0.9 * num)
+    rate = (end - begin) / (end_s[end] - end_s[begin]) * groups
+    assert rate == pytest.approx(most, rel=0.03)
+    if not asked.prefill_replicas:
+        full = estimate_load(asked, load)
+        assert most == pytest.approx(full.requests_per_s, rel=0.03)
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_half_a_load_has_the_means_of_the_estimate(name):
+    """The estimate has no fluctuations: they lengthen steps, which are convex in what a step holds."""
+    asked, load = SERVERS[name]
+    rate = 0.4 * capacity_per_s(asked, load)
+    found, mean = at(asked, load, 0.4, "constant"), estimate_rate(asked, load, rate)
+    request_s = mean.ttft.value + (load.output_tokens - 1) * mean.itl.value
+    assert found.in_flight == pytest.approx(rate * request_s, rel=0.1)
+    assert found.itl_s.mean() == pytest.approx(mean.itl.value, rel=0.1)
+
+
+def test_bursts_lengthen_the_tail_and_constant_gaps_shorten_it():
+    asked = made(tensor=8)
+    tails = [
+        at(asked, LONG, 0.6, name).percentiles()["ttft_s"]["p99"]
+        for name in ("constant", "gamma:0.3", "poisson", "gamma:3")
+    ]
+    assert tails == sorted(tails)
+    assert tails[-1] > 3 * tails[0]
+
+
+def test_gamma_of_one_is_poisson_and_a_seed_repeats():
+    asked = made(tensor=8)
+    one, other = (at(asked, LONG, 0.6, name).ttft_s.mean() for name in ("poisson", "gamma:1"))
+    assert one == pytest.approx(other, rel=0.05)
+    first, again, second = (at(asked, LONG, 0.6, seed=seed).ttft_s for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, second)
+
+
+def test_more_than_the_server_finishes_has_no_latencies():
+    asked = made()
+    most = capacity_per_s(asked, LOAD)
+    assert at(asked, LOAD, 1.0) is None
+    found = estimate_arrivals(asked, LOAD, "poisson", 2 * most, bounds=LatencyLimits(ttft_s=1.0))
+    document = found.as_json()
+    assert not document["is_stable"]
+    assert "ttft_s" not in document
+    assert 0.3 < document["headroom"] < 0.5  # below the capacity, half of what is asked
+
+
+def test_the_highest_rate_is_the_last_that_keeps_the_bounds():
+    asked = made()
+    bounds = LatencyLimits(ttft_s=0.2, itl_s=0.03, percentile=99)
+    found = estimate_arrivals(asked, LOAD, "poisson", 5.0, bounds=bounds)
+    assert found.as_json()["headroom"] > 1
+    for factor, kept in ((0.99, True), (1.1, False)):
+        rate = found.highest_per_s * factor
+        assert simulate(asked, LOAD, arrivals_named("poisson", rate)).keeps(bounds) is kept
+    none = estimate_arrivals(asked, LOAD, "poisson", 5.0, bounds=LatencyLimits(itl_s=1e-4))
+    assert none.highest_per_s == 0
+    assert none.as_json()["good_share"] == 0
+
+
+def test_the_tokens_of_a_step_bound_the_prompts_beside_decode_steps():
+    """Two tokens an answer: eight prompts fill a step, so few requests decode in it, however many have a place."""
+    asked, load = made("llama3.1-8b", "h100-1x1", "bf16", tensor=1), RequestLoad(input_tokens=3000, output_tokens=2)
+    most = capacity_per_s(asked, load)
+    assert most < estimate_load(asked, load).requests_per_s
+    end_s = np.sort(serve_all(asked, load, np.zeros(4000), 1)[1])
+    assert 2000 / (end_s[3500] - end_s[1500]) == pytest.approx(most, rel=0.03)
+
+
+def test_an_answer_of_one_token_has_no_time_per_token():
+    found = at(made(), RequestLoad(input_tokens=500, output_tokens=1), 0.5, requests=1)
+    assert found.itl_s.tolist() == [0.0]
+    assert found.e2e_s.tolist() == found.ttft_s.tolist()
+
+
+@pytest.mark.parametrize("wrong", ["", "normal", "gamma", "gamma:", "gamma:x", "gamma:0", "gamma:nan", "poisson:2"])
+def test_other_arrivals_are_refused(wrong):
+    with pytest.raises(InputError, match="gamma:CV"):
+        arrivals_named(wrong, 1.0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, 49.0, 100.0, float("nan")])
+def test_other_percentiles_are_refused(wrong):
+    with pytest.raises(InputError, match="percentile"):
+        LatencyLimits(ttft_s=1.0, percentile=wrong)
