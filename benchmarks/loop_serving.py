@@ -1,12 +1,14 @@
 """Comparison of predicted and measured serving on this CPU, after `inference calibrate`.
 
-    python benchmarks/loop_serving.py [--rounds 4] [--work DIR] [--record FILE [--page FILE]]
+    python benchmarks/loop_serving.py [--rounds 4] [--work DIR] [--arrivals] [--record FILE [--page FILE]]
 
     1. five models of random weights, as Hugging Face folders
     2. `meshwright bench serve --server llamacpp` of each configuration, one repeat in each round, so that a drift of
        the machine meets all configurations. Folders that DIR holds already are not measured again
     3. `meshwright inference calibrate` of three models with some lengths and loads
     4. `meshwright inference accuracy --calibration` of other loads, other lengths, and two other models
+    5. with --arrivals, constant arrivals at shares of what the server finishes: percentiles of `bench serve` beside
+       those that `inference estimate --rate` simulates
 
 Off by: predicted over measured, minus one. It takes four to five minutes a round on two cores.
 """
@@ -46,6 +48,10 @@ CONFIGURATIONS = (
     ("models", "large", 64, 32, "1,4", 4),
 )
 """Part, model, input and output tokens, requests in flight, requests of each load."""
+ARRIVALS = (("small", 64, 32), ("mid", 64, 32), ("wide", 192, 96))
+"""Model, input and output tokens under constant arrivals."""
+SHARES, ARRIVING = (0.3, 0.6, 0.8), 100
+"""Of the requests/s that the server finishes, and requests of each of these loads."""
 HELD_OUT = ("loads", "lengths", "models")
 SHOWN = {"output_throughput": "output tokens/s", "ttft": "TTFT", "tpot": "time per output token"}
 
@@ -116,6 +122,33 @@ def compare(work: Path, folders: dict[str, list[Path]]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def under_arrivals(work: Path, calibration: Path) -> list[dict[str, Any]]:
+    """Percentiles of latencies under constant arrivals: measured, less the time without a processor, and simulated."""
+    rows = []
+    for model, inputs, outputs in ARRIVALS:
+        lengths = ("--input-tokens", inputs, "--output-tokens", outputs, "--arrivals", "constant")
+        estimate = (
+            "inference", "estimate", "--model", work / "models" / model, "--cluster", "cpu-1x1", "--calibration",
+            calibration, *lengths, "--json", "--rate",
+        )  # fmt: skip
+        most = json.loads(meshwright(*estimate, 0.01))["arrivals"]["capacity_requests_per_s"]
+        for rate in (round(share * most, 3) for share in SHARES):
+            simulated = json.loads(meshwright(*estimate, rate))["arrivals"]
+            measured = json.loads(
+                meshwright(
+                    "bench", "serve", "--server", "llamacpp", "--model", work / "models" / model, *lengths,
+                    "--rate", rate, "--requests", ARRIVING, "--no-self-test",
+                    "--out", work / f"arrivals-{model}-{rate}", "--json",
+                )
+            )["points"][0]  # fmt: skip
+            had = 1 - (measured["server_wait_ratio"] or 0.0)
+            for ours, theirs in (("ttft_s", "ttft_s"), ("itl_s", "tpot_s"), ("e2e_s", "e2e_s")):
+                for ends in (("p50", "median"), ("p95", "p95"), ("p99", "p99")):
+                    found = {"simulated": simulated[ours][ends[0]], "measured": had * measured[theirs][ends[1]]}
+                    rows.append({"model": model, "rate": rate, "latency": f"{ours[:-2]} {ends[0]}"} | found)
+    return rows
+
+
 def waited(folders: dict[str, list[Path]]) -> list[float]:
     """Share of its time in which the server had no processor, of each load."""
     from meshwright.records.serving import read_serving
@@ -151,6 +184,17 @@ def page_text(record: dict[str, Any]) -> str:
             f"{SHOWN[row['metric']].removesuffix(' tokens/s')}, {unit} | "
             f"{value:.4g} ({low:.4g} to {high:.4g}) | {measured:.4g} | {100 * (value / measured - 1):+.0f} % |"
         )
+    if record.get("arrivals"):
+        lines += [
+            "",
+            "| constant arrivals | latency | simulated, ms | measured, ms | off by |",
+            "|---|---|--:|--:|--:|",
+        ]
+        lines += [
+            f"| {row['model']}, {row['rate']:g} requests/s | {row['latency']} | {1e3 * row['simulated']:.4g} | "
+            f"{1e3 * row['measured']:.4g} | {100 * (row['simulated'] / row['measured'] - 1):+.0f} % |"
+            for row in record["arrivals"]
+        ]
     return "\n".join(lines)
 
 
@@ -176,6 +220,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--work", type=Path, default=None, help="folder of models and records")
     parser.add_argument("--date", default=None, help="date of the measurement, of records that exist already")
+    parser.add_argument("--arrivals", action="store_true", help="also measure constant arrivals")
     parser.add_argument("--record", type=Path, default=None)
     parser.add_argument("--page", type=Path, default=None)
     asked = parser.parse_args()
@@ -187,6 +232,7 @@ def main() -> None:
         record = compare(work, folders) | {
             "rounds": asked.rounds, "waited": waited(folders),
             "date": asked.date or datetime.now(UTC).date().isoformat(),
+            "arrivals": under_arrivals(work, work / "llamacpp-cpu.json") if asked.arrivals else [],
         }  # fmt: skip
     text = page_text(record)
     Console(width=160).print(text, markup=False)
