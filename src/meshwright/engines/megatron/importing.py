@@ -7,6 +7,7 @@ primus.yaml                                      read by `primus`
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from meshwright.engines.base import Imported, StatedCluster
@@ -19,13 +20,13 @@ from meshwright.engines.megatron.primus.run_content import import_primus
 from meshwright.engines.software_line import with_stated_software
 
 
-def import_run(source: str, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that options or a configuration describe.
+def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that options or a configuration describe, without the keys of `ignore`.
 
     Raises InputError for what cannot be read or has no place in a run file.
     """
     refuse_recipe(source)
     read = import_configuration if is_bridge_yaml(source) else import_arguments
     read = import_primus if is_primus_yaml(source) else read
-    found, path = read(source, cluster=cluster), Path(split_source(source)[0])
+    found, path = read(source, cluster=cluster, ignore=ignore), Path(split_source(source)[0])
     return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))

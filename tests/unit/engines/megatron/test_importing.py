@@ -564,3 +564,18 @@ def test_files_that_are_none(tmp_path):
     (tmp_path / "a.args").write_text("--swiglu\n")
     with pytest.raises(InputError, match="only scripts have"):
         imported(f"{tmp_path / 'a.args'} TP=2")
+
+
+def test_an_unknown_option_is_left_out_when_it_is_named(tmp_path):
+    path = tmp_path / "megatron_lm.args"
+    plain = (f"--{name}" if value is True else f"--{name} {value}" for name, value in PLAIN.items())
+    path.write_text("\n".join((*plain, "--forks-own 3 4", "--other-one")), encoding="utf-8")
+    with pytest.raises(InputError, match=r"got '--forks-own'\n.*got '--other-one'") as caught:
+        imported(str(path))
+    assert "--ignore forks-own leaves out one of a fork" in caught.value.hint
+    found = contract.import_run(str(path), cluster="h100-8x1", ignore=["--forks-own", "other-one"])
+    assert "--ignore left out forks-own, other-one, which is not known" in found.notes
+    with pytest.raises(InputError, match="this one is read: got 'seq-length'"):
+        contract.import_run(str(path), cluster="h100-8x1", ignore=["forks-own", "other-one", "seq-length"])
+    with pytest.raises(InputError, match="has no such key: got 'absent'"):
+        contract.import_run(str(path), cluster="h100-8x1", ignore=["forks-own", "other-one", "absent"])

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from meshwright.engines import refusals
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
 from meshwright.engines.megatron.megatron_lm.options import split_source, yaml_node
 from meshwright.errors import InputError
@@ -128,24 +129,34 @@ def _kinds(node: Any) -> Iterator[tuple[str, str]]:
             yield str(key.value), value.tag.rpartition(":")[2]
 
 
-def read(source: str) -> GivenFields:
-    """Read the fields of `source`. Raises InputError, with the line, for a name that Megatron-Bridge does not have."""
+def read(source: str, *, ignore: Collection[str] = ()) -> GivenFields:
+    """Read the fields of `source`, without the unknown ones of `ignore`.
+
+    Raises InputError, with the line, for a name that Megatron-Bridge does not have.
+    """
     parts = split_source(source)
     paths = [part for part in parts if "=" not in part]
     fields: dict[str, BridgeField] = {}
     targets: dict[str, str] = {}
     model, is_complete = None, False
+    ignored: list[str] = []
     for path in map(Path, paths):
         content = _load(path)
         is_complete |= content.get("_target_") == CONTAINER
         for name, value, line in _flat(content):
-            _add(name, value, fields=fields, targets=targets, where=f"{path}:{line}", line=line)
+            try:
+                _add(name, value, fields=fields, targets=targets, where=f"{path}:{line}", line=line)
+            except InputError:
+                if name not in ignore:
+                    raise
+                ignored.append(name)
     for part in parts:
         name, equals, text = part.lstrip("+").partition("=")
         if equals and name == "model":
             model = text
         elif equals:
             _add(name, _parse(text), fields=fields, targets=targets, where="after the file", line=0)
+    refusals.unknown_keys(ignored, fields, program="Megatron-Bridge", ignore=ignore)
     return GivenFields(path=Path(paths[0]), fields=fields, targets=targets, is_complete=is_complete, model=model)
 
 
@@ -215,7 +226,8 @@ def _add(
 def _unknown(name: str, key: str, *, known: Any, where: str) -> InputError:
     near = difflib.get_close_matches(key, known, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    return InputError(f"{where}: Megatron-Bridge has no such field", got=name, hint=f"{hint}it ignores unknown fields")
+    hint += f"it ignores unknown fields: --ignore {name}"
+    return InputError(f"{where}: Megatron-Bridge has no such field", got=name, hint=hint)
 
 
 def plain(value: Any) -> Any:

@@ -7,11 +7,12 @@ names of the fields. Absent fields have the defaults of their classes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import cache
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
+from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, RECIPE, BridgeFields, GivenFields, read
@@ -107,12 +108,12 @@ REFUSED = (
 """Fields that ConfigContainer.validate refuses together."""
 
 
-def import_configuration(source: str, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that `source` describes.
+def import_configuration(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that `source` describes, without the unknown fields of `ignore`.
 
     Raises InputError for what cannot be read or expressed in a run file.
     """
-    given = read(source)
+    given = read(source, ignore=ignore)
     fields = {_option_name(name.partition(".")[2]): name for name in given.fields}
     try:
         options = _options(given)
@@ -123,7 +124,7 @@ def import_configuration(source: str, *, cluster: StatedCluster) -> Imported:
         raise InputError(with_field_names(error.message, fields=fields), hint=hint) from None
     translated = [with_field_names(note, fields=fields) for note in options.notes()]
     notes = [*contradictions(BridgeFields(given)), *translated]
-    return Imported(content=content, notes=tuple(dict.fromkeys(notes)))
+    return Imported(content=content, notes=tuple(dict.fromkeys([*notes, *refusals.ignored_note(ignore)])))
 
 
 def with_field_names(text: str, *, fields: Mapping[str, str]) -> str:

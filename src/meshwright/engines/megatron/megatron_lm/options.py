@@ -10,12 +10,13 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
@@ -154,8 +155,11 @@ class MegatronOptions:
         return self.taken.get(name)
 
 
-def read(source: str) -> MegatronOptions:
-    """Return the options of `source`: a path, a script's NAME=value and positional arguments, then further options."""
+def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
+    """Return the options of `source`: a path, a script's NAME=value and positional arguments, then further options.
+
+    `ignore`: names, with or without dashes, of options that Megatron-LM does not have, which are left out.
+    """
     parts = split_source(source)
     path = Path(parts[0])
     at = next((k for k, part in enumerate(parts) if part.startswith("--")), len(parts))
@@ -169,11 +173,14 @@ def read(source: str) -> MegatronOptions:
     is_yaml = path.suffix in YAML_ENDINGS
     if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
         call = script_call(text, path=path, given=given)
-        return MegatronOptions(parse([*call.arguments, *more], path=path), path=path, notes=call.notes)
-    if given:
+        arguments, notes = [*call.arguments], call.notes
+    elif given:
         raise InputError("only scripts have variables and arguments", got=" ".join(given), allowed="--option value")
-    arguments = _yaml_arguments(text, path=path) if is_yaml else _plain_arguments(text, path=path)
-    return MegatronOptions(parse([*arguments, *more], path=path), path=path)
+    else:
+        arguments, notes = (_yaml_arguments if is_yaml else _plain_arguments)(text, path=path), ()
+    ignored = [name.removeprefix("--") for name in ignore]
+    found = parse([*arguments, *more], path=path, ignore=ignored)
+    return MegatronOptions(found, path=path, notes=(*notes, *refusals.ignored_note(ignored)))
 
 
 def split_source(source: str) -> list[str]:
@@ -260,10 +267,14 @@ def _listed(text: str) -> list[str]:
     return [text]
 
 
-def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
-    """Parse words as options. Raises one InputError for all that Megatron-LM would refuse or that are not known."""
+def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) -> dict[str, Option]:
+    """Parse words as options, without the unknown ones of `ignore`.
+
+    Raises one InputError for all that Megatron-LM would refuse or that are not known.
+    """
     words, known = list(words), known_names(later=True)
     found: dict[str, Option] = {}
+    ignored: set[str] = set()
     problems: list[InputError] = []
     k = 0
     while k < len(words):
@@ -278,12 +289,16 @@ def parse(words: Iterable[Word], *, path: Path) -> dict[str, Option]:
         while takes != "nothing" and not equals and k < len(words) and not words[k].text.startswith("--"):
             values.append(words[k])
             k += 1
+        if name in ignore and name not in known:
+            ignored.add(name)
+            continue
         if problem := _problem(name, values, takes=known.get(name), where=where, path=path):
             problems.append(problem)
         unknown = next((one.unknown or UNDEFINED for one in values if one.unknown or "$" in one.text), "")
         unknown = unknown or (PLACEHOLDER_REASON if any(PLACEHOLDER.search(one.text) for one in values) else "")
         option = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
         found[RENAMED_LATER.get(name, name)] = option
+    refusals.unknown_keys(ignored, known, program="Megatron-LM", ignore=ignore)
     if problems:
         message = "\n".join(dict.fromkeys(problem.message for problem in problems))
         hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
@@ -310,7 +325,8 @@ def _problem(name: str, values: list[Word], *, takes: str | None, where: str, pa
     if takes is None:
         near = difflib.get_close_matches(name, known_names(later=True), n=1)
         hint = f"did you mean --{near[0]}? " if near else ""
-        hint += f"Options are those of Megatron-Core {VERSION} and later: leave out those of a fork"
+        hint += f"Options are those of Megatron-Core {VERSION} and later: "
+        hint += f"--ignore {name} leaves out one of a fork that does not concern the step"
         return InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
     unknown = next((one for one in values[1:] if one.text.startswith("$")), None)
     if unknown is not None:  # it may contain options

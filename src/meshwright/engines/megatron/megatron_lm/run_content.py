@@ -8,6 +8,7 @@ and the configuration classes from which it generates options.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
@@ -39,12 +40,12 @@ FROM_CHECKPOINT = {
 DIGITS = 12  # of a ratio of learning rates: `0.1 * lr / lr` is not exactly 0.1
 
 
-def import_arguments(source: str, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that `source` describes.
+def import_arguments(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that `source` describes, without the unknown options of `ignore`.
 
     Raises InputError for what cannot be read, expanded or expressed in a run file.
     """
-    options = read(source)
+    options = read(source, ignore=ignore)
     for name, hint in ELSEWHERE.items():
         if values := options.paths(name):
             raise InputError(

@@ -7,9 +7,11 @@ use some (primus/backends/megatron/patches at fd1eeabb), and the rest has no eff
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.run_content import ADAPTED, lora_task
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
@@ -63,12 +65,15 @@ LORA = {"dim": 32, "alpha": 32, "dropout": 0.0}  # backends/megatron/peft/lora.p
 FRAMEWORK = "primus-megatron"
 
 
-def import_primus(source: str, *, cluster: StatedCluster) -> Imported:
-    """Return the run on `cluster` that `source` describes.
+def import_primus(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that `source` describes, without the unknown fields of `ignore`.
 
     Raises InputError for what cannot be read or expressed in a run file.
     """
     given = read(source)
+    unknown = {name for name in given.of_model if name not in REFUSED and _is_own(name, given)} & {*ignore}
+    refusals.unknown_keys(unknown, given.fields.keys() - unknown, program="Primus", ignore=ignore)
+    given = replace(given, fields=given.fields | dict.fromkeys(ignore))
     if given.framework != "megatron":
         hint = "import the configuration of that program itself, where `meshwright import --help` names its engine"
         got = f"framework: {given.framework}"
@@ -80,8 +85,9 @@ def import_primus(source: str, *, cluster: StatedCluster) -> Imported:
     except InputError as error:
         hint = _with_field_names(re.sub(r"(--vocab-size) ", r"\1=", error.hint)) if error.hint else None
         raise InputError(_with_field_names(error.message), hint=hint) from None
+    notes = (*(_with_field_names(note) for note in found.notes), *refusals.ignored_note(ignore))
     content = found.content | _adapters(given.fields) | {"stack": found.content["stack"] | {"framework": FRAMEWORK}}
-    return replace(found, content=content, notes=tuple(_with_field_names(note) for note in found.notes))
+    return replace(found, content=content, notes=notes)
 
 
 def _adapters(fields: dict[str, Any]) -> dict[str, Any]:
@@ -106,7 +112,9 @@ def _refuse(given: PrimusFields) -> None:
         found = ["model_type" if kind != "gpt" else "spec"]
     if found:
         got = ", ".join(f"{name}: {fields[name]}" for name in found)
-        raise InputError(f"{given.path}: fields that run files cannot express", got=got)
+        way = [f"--ignore {name}" for name in found if name in given.of_model and name not in REFUSED]
+        hint = f"{' '.join(way)} leaves out what does not concern the step" if way else None
+        raise InputError(f"{given.path}: fields that run files cannot express", got=got, hint=hint)
 
 
 def _is_own(name: str, given: PrimusFields) -> bool:

@@ -243,7 +243,16 @@ def test_what_is_refused(configuration, changes, words):
 def test_a_name_that_is_wrong_is_told_with_its_line(configuration):
     with pytest.raises(InputError, match=r"run_config.yaml:\d+: Megatron-Bridge has no") as caught:
         imported(configuration({"optimizer.learning_rate": 1.0, "train.train_iter": 1}))
-    assert caught.value.hint == "did you mean train_iters? it ignores unknown fields"
+    assert caught.value.hint == "did you mean train_iters? it ignores unknown fields: --ignore train.train_iter"
+
+
+def test_an_unknown_field_is_left_out_when_it_is_named(configuration):
+    path = str(configuration({"train.my_own": 1}))
+    assert "--ignore left out train.my_own" in "\n".join(
+        contract.import_run(path, cluster="h100-8x1", ignore=["train.my_own"]).notes
+    )
+    with pytest.raises(InputError, match=r"this one is read: got 'optimizer\.lr'"):
+        contract.import_run(path, cluster="h100-8x1", ignore=["train.my_own", "optimizer.lr"])
 
 
 @pytest.mark.parametrize("source", ["recipes/llama3.py", "llama3_8b_pretrain_config", "recipes.llama:pretrain"])

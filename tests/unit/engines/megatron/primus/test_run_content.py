@@ -203,3 +203,15 @@ def test_files_that_are_none(tmp_path):
         imported(outside)
     assert 'tiny.yaml PRIMUS_PATH=FOLDER"' in caught.value.hint
     assert imported(f"{outside} PRIMUS_PATH={tmp_path / 'inside'}")[0].model == imported(path)[0].model
+
+
+def test_an_unknown_field_is_left_out_when_it_is_named(tmp_path):
+    path = str(checkout(tmp_path, model={"widening": 2}))
+    with pytest.raises(InputError, match="got 'widening: 2'") as caught:
+        imported(path)
+    assert caught.value.hint.startswith("--ignore widening leaves out")
+    found = contract.import_run(path, cluster="mi300x-8x1", ignore=["widening"])
+    assert "--ignore left out widening, which is not known" in found.notes
+    for name, message in (("lr", "this one is read"), ("absent", "has no such key")):
+        with pytest.raises(InputError, match=f"{message}: got '{name}'"):
+            contract.import_run(path, cluster="mi300x-8x1", ignore=[name])
