@@ -11,6 +11,9 @@ megatron/training/arguments.py at core_v0.16.1, and the configuration classes of
 
 from __future__ import annotations
 
+import tomllib
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -151,13 +154,27 @@ OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-gro
 NAN_CHECK = "no-check-for-nan-in-loss-and-grad"
 """Option without which Megatron refuses graphs of the whole iteration."""
 
+ALL_KINDS = ("read", "without_effect", "not_carried")
 ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 """Options that latent attention has without YARN, where Megatron refuses fused rotations."""
 
 
+@cache
+def names_of_forks(*kinds: str) -> dict[str, str]:
+    """Return the options of forks, of these kinds in `forks.toml` or of all, with the number of their values."""
+    forks = tomllib.loads(Path(__file__).with_name("forks.toml").read_text(encoding="utf-8"))["forks"]
+    found = [names for fork in forks for kind, names in fork.items() if kind in (kinds or ALL_KINDS)]
+    return {name: takes for names in found for name, takes in names.items()}
+
+
+def is_harmless(name: str) -> bool:
+    """Return True for an option that concerns neither speed nor memory nor the loss."""
+    return name in HARMLESS or name.startswith(HARMLESS_PREFIXES) or name in names_of_forks("without_effect")
+
+
 def has_a_class(name: str) -> bool:
     """Return True if option `name` stands in a table: no other note is needed if nothing reads it."""
-    return name in HARMLESS or name in UNESTIMATED or name in KERNELS | EXPERTS or name.startswith(HARMLESS_PREFIXES)
+    return is_harmless(name) or name in UNESTIMATED or name in KERNELS | EXPERTS
 
 
 def unestimated(options: MegatronOptions) -> list[str]:

@@ -579,3 +579,60 @@ def test_an_unknown_option_is_left_out_when_it_is_named(tmp_path):
         contract.import_run(str(path), cluster="h100-8x1", ignore=["forks-own", "other-one", "seq-length"])
     with pytest.raises(InputError, match="has no such key: got 'absent'"):
         contract.import_run(str(path), cluster="h100-8x1", ignore=["forks-own", "other-one", "absent"])
+
+
+def script(tmp_path: Path, call: str, *, before: str = "") -> str:
+    plain = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in PLAIN.items())
+    path = tmp_path / "train.sh"
+    path.write_text(f"{before}\npython pretrain_gpt.py {plain} {call}\n", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize("call", ["--bf16 $ARGS --seed 3", "--bf16 ${ARGS[@]} --seed 3", "${MORE[@]} --seed 3"])
+def test_options_of_a_checkpoint_that_depend_on_files(call, tmp_path):
+    opened, closed = ("(", ")") if "[" in call else ('"', '"')
+    if_there = f"if [[ -f $A/latest.txt ]]; then ARGS={opened}--load $A --seed 5{closed}\n"
+    either = f"else ARGS={opened}--load B --seed 5 --no-load-optim --finetune{closed}; fi\nMORE=(--bf16 ${{ARGS[@]}})"
+    run, notes = imported(script(tmp_path, call, before=if_there + either))
+    assert (run.train.seed, run.precision.name, "not carried over: --finetune" in notes) == (3, "bf16", True)
+    run, _ = imported(script(tmp_path, call.replace("--seed 3", ""), before=if_there + either))
+    assert run.train.seed == 5  # in both
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "if [ -f x ]; then ARGS='--load a'; else ARGS='--load b --swiglu'; fi",
+        "if [ -f x ]; then ARGS='--load a'; fi",  # else it may come from the environment
+        "if [ -f x ]; then if [ -f y ]; then ARGS='--load a'; fi; else ARGS='--load b'; fi",
+        "ARGS=''\nfor x in *; do ARGS=\"$ARGS --load a\"; done",
+        "ARGS=''\nwhile grep x; do ARGS=\"$ARGS --load a\"; done",
+        "if [ -f x ]; then ARGS='--load a'; else ARGS='--load b'; fi\nARGS=\"${ARGS:-c} --swiglu\"",
+        "if [ -f x ]; then ARGS='--load a'; else ARGS='--load b'; fi\nARGS=\"$ARGS --swiglu\"",
+        "if [ -f x ]; then ARGS=(--load a); else ARGS=(--load b); fi\nARGS+=(--swiglu)",  # has no subscript
+    ],
+)
+def test_other_options_that_depend_on_files_are_refused(before, tmp_path):
+    with pytest.raises(InputError, match=r"ARGS depends on files or programs|cannot be expanded"):
+        imported(script(tmp_path, "--bf16 $ARGS", before=before))
+
+
+def test_what_is_appended_to_options_that_depend_on_files_counts(tmp_path):
+    before = "if [ -f x ]; then ARGS=(--load a); else ARGS=(--load b); fi\nARGS+=(--seed 7)"
+    assert imported(script(tmp_path, '"${ARGS[@]}"', before=before))[0].train.seed == 7
+
+
+def test_options_of_forks(tmp_path):
+    scaled = "--rope-factor 8 --rope-low-freq-factor 1 --rope-high-freq-factor 4"
+    call = f"--use-mpi --wandb-name x --use-z-loss --rope-theta 500000 {scaled}"
+    whole = f"{call} --rope-original-max-positional-embeddings 8192 --begin-of-special-token-id 3"
+    run, notes = imported(script(tmp_path, whole))
+    rope = run.model.rope
+    assert (rope.theta, rope.scaling, rope.factor, rope.original_context) == (500_000, RopeScaling.LLAMA3, 8, 8192)
+    assert (run.train.z_loss, "not carried over: --begin-of-special-token-id 3" in notes) == (1e-4, True)
+    assert "mpi" not in notes
+    assert imported(script(tmp_path, "--z-loss-strength 0.001"))[0].train.z_loss == 1e-3
+    with pytest.raises(InputError, match="lack values of --rope-factor: got 'rope-original-max"):
+        imported(script(tmp_path, call))
+    with pytest.raises(InputError, match="run files cannot express: --use-embedding-scaling"):
+        imported(script(tmp_path, "--use-embedding-scaling"))

@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED, Settings, fused_kernels, loop, settings_of
 from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
+from meshwright.engines.megatron.unestimated import names_of_forks
 from meshwright.engines.software_line import software_line
 from meshwright.specs.model import AttentionKind, RopeScaling
 from meshwright.specs.plan import Plan
@@ -42,10 +43,10 @@ LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 def known_names(*, later: bool = False) -> dict[str, str]:
     """Return the options of Megatron-LM's parser with the number of their values: `nothing`, `one` or `several`.
 
-    `later`: with those that releases after core_v0.16.1 have added.
+    `later`: with those that releases after core_v0.16.1 and forks have added.
     """
     found = json.loads(Path(__file__).with_name("options.json").read_text(encoding="utf-8"))
-    return found["names"] | (found["later"]["names"] if later else {})
+    return (names_of_forks() if later else {}) | found["names"] | (found["later"]["names"] if later else {})
 
 
 def arguments_text(run: Run, plan: Plan) -> str:

@@ -23,6 +23,11 @@ ENTRY_POINTS = "the options of pretrain_gpt.py"
 OF_MODELS = ("HuggingFaceTokenizer",)
 """Types of tokenizers that `--tokenizer-model ORGANISATION/MODEL` names."""
 LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
+SCALES = {
+    "factor": "rope-factor", "low_frequency": "rope-low-freq-factor", "high_frequency": "rope-high-freq-factor",
+    "original_context": "rope-original-max-positional-embeddings",
+}  # fmt: skip
+"""Keys of Llama 3's scaling by their options in a fork, which needs all of them."""
 YARN_CONTEXT = 4096  # MLATransformerConfig.original_max_position_embeddings
 
 _UNSUPPORTED = """
@@ -31,6 +36,7 @@ _UNSUPPORTED = """
     heterogeneous-layers-config-path hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
     linear-attention-freq moe-latent-size moe-shared-expert-gate mrope-section mtp-hybrid-override-pattern
     mtp-use-repeated-layer no-rope-freq qk-l2-norm quick-geglu rotary-interleaved squared-relu use-mup window-size
+    use-embedding-scaling
 """
 UNSUPPORTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_UNSUPPORTED.split(), ()),
@@ -188,7 +194,8 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
     if options.flag("use-rotary-position-embeddings"):
         kind = "rope"
     table, has_none = options.integer("max-position-embeddings", 0), options.flag("no-position-embedding")
-    theta, fraction = options.number("rotary-base", 10_000.0), options.number("rotary-percent", 1.0)
+    base, fraction = options.number("rotary-base", 10_000.0), options.number("rotary-percent", 1.0)
+    theta = options.number("rope-theta", base)  # of a fork, which does not use the other
     is_scaled, factor = options.flag("use-rope-scaling"), options.number("rope-scaling-factor", 8.0)
     yarn = options.number("rotary-scaling-factor", 1.0)
     temperatures = {"mscale": options.number("mscale", 1.0), "mscale_all_dims": options.number("mscale-all-dim", 0.0)}
@@ -207,6 +214,10 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
     if fraction != 1:
         got = f"--rotary-percent {fraction}"
         raise InputError("a model that run files cannot express: partial rotary embeddings", got=got)
+    if "rope-factor" in options:
+        if absent := [name for name in SCALES.values() if name not in options]:
+            raise InputError("the arguments lack values of --rope-factor", got=", ".join(absent))
+        return {"theta": theta, "scaling": "llama3"} | {key: options.number(name, 0) for key, name in SCALES.items()}
     return {"theta": theta} | ({"scaling": "llama3", "factor": factor, **LLAMA3} if is_scaled else {})
 
 

@@ -24,7 +24,7 @@ from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
-from meshwright.engines.megatron.unestimated import has_a_class, unestimated
+from meshwright.engines.megatron.unestimated import has_a_class, is_harmless, unestimated
 from meshwright.errors import InputError
 from meshwright.units import parse_number
 
@@ -38,6 +38,8 @@ UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
 PLACEHOLDER_REASON = "a placeholder stands for it"
 VARIABLE = re.compile(r"\$\{?(\w+)")
+OF_LOADING = ("finetune", "load", "pretrained-checkpoint")
+"""Options that say which weights a training starts with."""
 FILES = ("path", "file", "model", "dir", "save", "load", "checkpoint")
 """Endings of options that name files, which are noted where they are not known."""
 
@@ -280,13 +282,16 @@ def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) ->
     while k < len(words):
         word, k = words[k], k + 1
         where = f"{path}:{word.line}" if word.line else "after the file"
+        if word.choices and _begins_options(word) and (either := _either(word, path=path)) is not None:
+            found |= either
+            continue
         if not word.text.startswith("--"):
             problems.append(_misplaced(word, where, path))
             continue
         name, equals, value = word.text.removeprefix("--").partition("=")
         values = [replace(word, text=value)] if equals else []
         takes = known.get(name, "several")
-        while takes != "nothing" and not equals and k < len(words) and not words[k].text.startswith("--"):
+        while takes != "nothing" and not equals and k < len(words) and not _begins_options(words[k]):
             values.append(words[k])
             k += 1
         if name in ignore and name not in known:
@@ -303,6 +308,25 @@ def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) ->
         message = "\n".join(dict.fromkeys(problem.message for problem in problems))
         hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
         raise InputError(message, hint="; ".join(hints) or None)
+    return found
+
+
+def _begins_options(word: Word) -> bool:
+    """Return True for an option, or a word of unknown value that may be some."""
+    return any(one.text.startswith("--") for choice in (*word.choices, (word,)) for one in choice)
+
+
+def _either(word: Word, *, path: Path) -> dict[str, Option] | None:
+    """Return the options of a word that depends on files; None where others than of loading a checkpoint differ."""
+    choices = [parse(choice, path=path) for choice in word.choices]
+    found: dict[str, Option] = {}
+    for name, option in (one for choice in choices for one in choice.items()):
+        if all(name in choice and choice[name].values == option.values for choice in choices):
+            found[name] = option
+        elif is_harmless(name) or name in OF_LOADING:
+            found[name] = replace(option, unknown=word.unknown)
+        else:
+            return None
     return found
 
 

@@ -37,6 +37,7 @@ FROM_CHECKPOINT = {
     "use-mp-args-from-checkpoint-args": "tensor and pipeline parallelism",
 }
 """Flags with which Megatron-LM takes something from the arguments that its checkpoint was trained with."""
+Z_LOSS = 1e-4  # of --use-z-loss: tensor_parallel/cross_entropy.py of the forks that have it
 DIGITS = 12  # of a ratio of learning rates: `0.1 * lr / lr` is not exactly 0.1
 
 
@@ -263,13 +264,14 @@ def _losses(options: MegatronOptions) -> dict[str, Any]:
     """Return the losses and bias updates of experts, and the weight of multi-token prediction."""
     kinds = [*options.values("moe-router-load-balancing-type")] or ["aux_loss"]
     weights, rate = ([*options.values("moe-aux-loss-coeff")], options.number("moe-router-bias-update-rate", 1e-3))
-    given: dict[str, Any] = {}
+    z_loss = options.number("z-loss-strength", Z_LOSS if options.flag("use-z-loss") else 0.0)
+    given: dict[str, Any] = {"z_loss": z_loss} if z_loss else {}
     if options.integer("mtp-num-layers", 0):
         given["mtp_loss_weight"] = options.number("mtp-loss-scaling-factor", 0.1)
     if "num-experts" not in options:
         return given
-    if z_loss := options.number("moe-z-loss-coeff", 0.0):
-        given["router_z_loss"] = z_loss
+    if router_z_loss := options.number("moe-z-loss-coeff", 0.0):
+        given["router_z_loss"] = router_z_loss
     if options.text("moe-router-score-function") == "sigmoid":
         given["balance_bias_rate"] = rate
     if len(kinds) > 1 or kinds[0] == "sinkhorn":

@@ -94,6 +94,8 @@ def _expand_one(word: ShellWord, expander: Expander, *, splits_text: bool = Fals
             fields.is_kept = fields.is_kept or part.is_quoted
             continue
         value = _value(part, expander, line=word.line, is_split=not part.is_quoted)
+        if isinstance(value, UnknownText) and len(word.parts) == 1 and (choices := _choices(value, part, word.line)):
+            return [Word(text=part.source, line=word.line, unknown=value.reason, choices=choices)]
         if isinstance(value, UnknownText) and not value.text:
             fields.text += part.source
             fields.unknown = fields.unknown or value.reason
@@ -109,6 +111,20 @@ def _expand_one(word: ShellWord, expander: Expander, *, splits_text: bool = Fals
     return fields.done
 
 
+def _choices(value: UnknownText, part: Part, line: int) -> tuple[tuple[Word, ...], ...]:
+    """Return what a part of unknown value may expand to; none: it is not known."""
+    takes_all = isinstance(part, ShellParameter) and part.subscript in ("@", "*")
+    found: list[tuple[Word, ...]] = []
+    for one in value.choices:
+        if isinstance(one, str) and not takes_all and not part.is_quoted:
+            found.append(tuple(Word(text=text, line=line) for text in one.split()))
+        elif isinstance(one, tuple) and takes_all and (part.is_quoted or not any(" " in word.text for word in one)):
+            found.append(one)
+        else:
+            return ()
+    return tuple(found)
+
+
 def _add_text(fields: _Fields, text: str, part: Part) -> None:
     if part.is_quoted:
         fields.text, fields.is_kept = fields.text + text, True
@@ -121,6 +137,9 @@ def _add_several(fields: _Fields, value: tuple[Word, ...], part: Part) -> None:
     for k, element in enumerate(value):
         if k:
             fields.close()
+        if element.choices and not fields.text:
+            fields.done.append(element)
+            continue
         if part.is_quoted or isinstance(value, SplitWords):
             fields.text, fields.is_kept = fields.text + element.text, True
         else:
@@ -135,7 +154,7 @@ def joined(word: ShellWord, expander: Expander) -> str | UnknownText:
     for part in word.parts:
         value = part.text if isinstance(part, Literal) else _value(part, expander, line=word.line)
         if isinstance(value, UnknownText):
-            return value
+            return replace(value, choices=())
         text += value if isinstance(value, str) else " ".join(element.text for element in value)
     return text
 
@@ -222,7 +241,7 @@ def _parameter(
         value = value.if_empty
     if isinstance(value, UnknownText | None):
         value = value or UnknownText(reason=UNSET)
-        return replace(value, text="", if_empty=None) if part.operation else value
+        return replace(value, text="", if_empty=None, choices=()) if part.operation else value
     if not part.operation:
         return _star(value) if part.is_quoted and "*" in (part.subscript, part.name) else value
     if part.operation == ":" and isinstance(value, tuple):
@@ -255,7 +274,7 @@ def _with_default(
 ) -> str | tuple[Word, ...] | UnknownText:
     """Return `${NAME:-word}` and its variants."""
     if isinstance(value, UnknownText):
-        return value
+        return replace(value, choices=())
     is_set = value is not None and (not part.operation.startswith(":") or value not in ("", ()))
     kind = part.operation[-1]
     operand = ShellWord(parts=part.operand, line=line)

@@ -31,7 +31,13 @@ from meshwright.engines.megatron.shell_scripts.programs import (
     script_at,
     shell_text,
 )
-from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
+from meshwright.engines.megatron.shell_scripts.state import (
+    MAX_CHOICES,
+    ShellValue,
+    ShellVariables,
+    UnknownText,
+    choices_of,
+)
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
     ArithmeticCommand,
@@ -79,6 +85,8 @@ class Interpreter:
     found: Findings
     depth: int = 0
     uncertain: str = ""  # why it is not known that the current commands run
+    repeats: bool = False  # the uncertain commands may run several times
+    assigned: set[str] = field(default_factory=set)  # variables that all uncertain commands set, if they run
     output: list[str] | None = None  # of `$(...)`
 
     @property
@@ -102,7 +110,7 @@ class Interpreter:
         """Return an interpreter with other variables."""
         if self.depth >= MAX_DEPTH:
             raise InputError(f"{self.variables.name}: functions or scripts call each other without end")
-        return Interpreter(variables=variables, found=self.found, depth=self.depth + 1, uncertain=self.uncertain)
+        return replace(self, variables=variables, depth=self.depth + 1, output=None, assigned=set())
 
     def run(self, body: Body) -> Status:
         """Execute commands; return the status of the last one."""
@@ -111,15 +119,21 @@ class Interpreter:
             status = self._and_or(one)
         return status
 
-    def run_uncertain(self, body: Iterable[AndOrList], reason: str) -> None:
-        """Execute commands of which it is not known whether they run."""
-        before, self.uncertain = self.uncertain, self.uncertain or reason
+    def run_uncertain(self, body: Iterable[AndOrList], reason: str, *, repeats: bool = False) -> set[str]:
+        """Execute commands of which it is not known whether they run; return the variables that they set in any case.
+
+        `repeats`: they may run several times, after which variables can have any value.
+        """
+        before = (self.uncertain, self.repeats, self.assigned)
+        self.uncertain, self.repeats, self.assigned = self.uncertain or reason, self.repeats or repeats, set()
         try:
             self.run(tuple(body))
         except Leave:
             pass  # assumed not to happen: an error of the script, or the end of a loop that is refused elsewhere
         finally:
-            self.uncertain = before
+            found = self.assigned
+            self.uncertain, self.repeats, self.assigned = before
+        return found
 
     def _and_or(self, one: AndOrList) -> Status:
         if one.is_background:
@@ -213,11 +227,13 @@ class Interpreter:
                     continue
             if status is None:
                 reason = "files or programs"
-                self.run_uncertain(body, reason)
-                rest = command.branches[k + 1 :]
-                for other_condition, other in rest:
-                    self.run_uncertain((*other_condition, *other), reason)
-                self.run_uncertain(command.otherwise, reason)
+                rest = [(*other_condition, *other) for other_condition, other in command.branches[k + 1 :]]
+                names = [self.run_uncertain(one, reason) for one in (body, *rest, command.otherwise)]
+                for name in set.intersection(*names):  # one of the branches has set it
+                    self.assigned.add(name)
+                    if isinstance(value := self.variables.get(name), UnknownText):
+                        choices = tuple(one for one in value.choices if one is not None)
+                        self.variables.set(name, replace(value, choices=choices))
                 return None
         return self.run(command.otherwise)
 
@@ -253,7 +269,7 @@ class Interpreter:
             items = [one for word in command.words for one in expand(word, self.expander)]
         if any(one.unknown or re.search(r"[*?]", one.text) for one in items):
             self.variables.set(command.name, UnknownText(reason=f"{command.name} depends on files or programs"))
-            self.run_uncertain(command.body, "files or programs")
+            self.run_uncertain(command.body, "files or programs", repeats=True)
             return None
         for item in items:
             self._set(command.name, item.text, line=command.line)
@@ -271,7 +287,7 @@ class Interpreter:
                 status = self.run(command.condition)
                 status = negated(status) if command.is_until else status
             if status is None:
-                self.run_uncertain(command.body, "files or programs")
+                self.run_uncertain(command.body, "files or programs", repeats=True)
                 return None
             if not status or self._round(command.body):
                 return True
@@ -318,7 +334,8 @@ class Interpreter:
             elif not assignment.is_appended or not before:
                 value = items
             elif isinstance(before, UnknownText):
-                value = before
+                longer = [(*one, *items) for one in before.choices if isinstance(one, tuple)]
+                value = replace(before, choices=tuple(longer) if len(longer) == len(before.choices) else ())
             else:
                 old = (Word(text=before, line=line),) if isinstance(before, str) else before
                 value = (*old, *items)
@@ -358,7 +375,7 @@ class Interpreter:
         parts = [one if isinstance(one, UnknownText) else UnknownText(reason="", text=str(one), if_empty=str(one))
                  for one in (before, value)]  # fmt: skip
         if any(one.reason and not one.text for one in parts):
-            return next(one for one in parts if one.reason and not one.text)
+            return replace(next(one for one in parts if one.reason and not one.text), choices=())
         empties = [one.if_empty for one in parts]
         return UnknownText(
             reason=parts[0].reason or parts[1].reason,
@@ -374,15 +391,21 @@ class Interpreter:
         """Make variables unknown that have changed since `before`, if the commands may not run."""
         for name, value in list(self.variables.values.items()) if self.uncertain else ():
             if value != before.get(name):
-                self._set(name, "", line=line)
+                self.assign_text(name, "", line=line, unknown=self._reason(name, line))
 
     def _set(self, name: str, value: ShellValue, *, line: int) -> None:
         """Set a variable; its value is not known if the commands may not run."""
         if self.uncertain:
-            if self.variables.get(name) == value:
+            self.assigned.add(name)
+            if (before := self.variables.get(name)) == value:
                 return
-            value = UnknownText(reason=f"{name} depends on {self.uncertain} (line {line})")
+            choices = [choices_of(before), choices_of(value)]
+            is_known = all(choices) and not self.repeats and sum(map(len, choices)) <= MAX_CHOICES
+            value = UnknownText(reason=self._reason(name, line), choices=(*choices[0], *choices[1]) if is_known else ())
         self.variables.set(name, value)
+
+    def _reason(self, name: str, line: int) -> str:
+        return f"{name} depends on {self.uncertain} (line {line})"
 
     def _simple(self, command: SimpleCommand) -> Status:
         words: list[Word] = []

@@ -15,9 +15,18 @@ class UnknownText:
     reason: str
     text: str = ""  # of the value, with `$NAME` and `$(...)` for what is not known
     if_empty: str | None = None  # the value if only variables are missing, and they are empty
+    choices: tuple[str | tuple[Word, ...] | None, ...] = ()  # all that it may be, None for not set; empty: anything
+
+
+def choices_of(value: ShellValue | None) -> tuple[str | tuple[Word, ...] | None, ...]:
+    """Return all that a variable of this value may be; empty: anything."""
+    if isinstance(value, UnknownText):
+        return value.choices or ((value.text,) if value.text else ())
+    return (value,)
 
 
 ShellValue = str | tuple[Word, ...] | UnknownText
+MAX_CHOICES = 8
 MAX_LENGTH = 10**6  # letters of text, words of an array
 OF_THE_MACHINE = (
     "PWD", "OLDPWD", "HOME", "USER", "HOSTNAME", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "PPID", "BASHPID",

@@ -17,6 +17,7 @@ class Word:
     text: str
     line: int
     unknown: str = ""  # why the text still has a `$`: the reason that a value is unknown
+    choices: tuple[tuple[Word, ...], ...] = ()  # all that the unknown word may stand for; none: anything
 
 
 @dataclass(frozen=True, kw_only=True)
