@@ -429,6 +429,12 @@ def test_the_vocabulary_is_that_of_its_file(tmp_path):
         ({"vocab_file": "${DATA}/vocab.json"}, 50_257, "GPT-2"),
         ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "${DATA}/tokenizer.model"}, 32_000, "llama2-7b"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "a/Meta-Llama-3-8B"}, 128_256, "llama3-8b"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "$2"}, 32_000, "llama2-7b"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "/hub/mine/tokenizer.model"}, 32_000, "llama2-7b"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "x/Llama-2-70b-chat-hf/tokenizer.model"}, 32_000,
+         "llama2-70b"),
+        ({"tokenizer_type": "Llama3Tokenizer", "tokenizer_model": "/x/Meta-Llama-3.1-8B/tokenizer.json"}, 128_256,
+         "llama3.1-8b"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "Qwen/Qwen3-30B-A3B"}, 151_936, "qwen3-30b-a3b"),
     ],
 )  # fmt: skip
@@ -445,6 +451,12 @@ def test_the_vocabulary_that_the_name_of_a_tokenizer_implies(tokenizer, size, of
     [
         ({"tokenizer_type": "NullTokenizer"}, "the size of the vocabulary is not given"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "my/tokenizer"}, "file of .* my/tokenizer"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "$A/our-tokenizer-100k.model"}, "file of Llama2"),
+        ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "/x/Own-7b-hf/tokenizer.model"}, "file of Llama2"),
+        (
+            {"tokenizer_type": "Llama3Tokenizer", "tokenizer_model": "/x/own-Llama-3-8B/tokenizer.json"},
+            "file of Llama3",
+        ),
         ({"tokenizer_type": "GPTSentencePieceTokenizer", "tokenizer_model": "x.model"}, "file of .* x.model"),
         ({"vocab_file": "bert/vocab.txt"}, "vocabulary of BERT or T5"),
         ({"tokenizer_type": "BertWordPieceCase"}, "vocabulary of BERT or T5"),
@@ -636,3 +648,25 @@ def test_options_of_forks(tmp_path):
         imported(script(tmp_path, call))
     with pytest.raises(InputError, match="run files cannot express: --use-embedding-scaling"):
         imported(script(tmp_path, "--use-embedding-scaling"))
+
+
+def test_counts_of_slurm_come_from_the_lines_of_the_script(tmp_path):
+    head = (
+        "#!/bin/bash\n#SBATCH --nodes=4\n#SBATCH --ntasks-per-node 8 # one a device\n#SBATCH --gpus-per-node=mi250:8\n"
+        'if [ -z $SLURM_JOB_ID ]; then\n  sbatch "$0"\n  exit\nfi\n#SBATCH --nodes=16\n'
+    )
+    call = "--global-batch-size $((SLURM_JOB_NUM_NODES * 2 * SLURM_NTASKS))"
+    assert imported(script(tmp_path, call, before=head))[0].global_batch == 256
+    assert imported(f"{script(tmp_path, call, before=head)} SLURM_JOB_NUM_NODES=1")[0].global_batch == 64
+    with pytest.raises(InputError, match="--seed cannot be expanded, it is not set"):
+        imported(script(tmp_path, "--seed $SLURM_GPUS_PER_NODE", before=head))
+    with pytest.raises(InputError, match="--global-batch-size cannot be expanded"):
+        imported(script(tmp_path, call, before=head.replace("=4", "=2-4")))
+    with pytest.raises(InputError, match="SLURM_JOB_ID depends on the machine"):
+        imported(script(tmp_path, "--seed $SLURM_JOB_ID", before=head))
+
+
+def test_a_comparison_of_what_is_not_set_is_an_error_that_counts_as_false(tmp_path):
+    before = "if [ $1 = large ]; then\n  SEED=1\nelif [ $1 != large ]; then\n  SEED=2\nelse\n  SEED=3\nfi"
+    assert imported(script(tmp_path, "--seed $SEED", before=before))[0].train.seed == 3
+    assert imported(f"{script(tmp_path, '--seed $SEED', before=before)} large")[0].train.seed == 1

@@ -20,8 +20,10 @@ GPT2_VOCABULARY = 50_257
 TOKENIZERS = {"Llama2Tokenizer": "llama2-7b"}
 """Models by the type of their tokenizer."""
 ENTRY_POINTS = "the options of pretrain_gpt.py"
-OF_MODELS = ("HuggingFaceTokenizer",)
-"""Types of tokenizers that `--tokenizer-model ORGANISATION/MODEL` names."""
+OF_MODELS = ("HuggingFaceTokenizer", "Llama3Tokenizer", *TOKENIZERS)
+"""Types of tokenizers that `--tokenizer-model ORGANISATION/MODEL`, or a file in the folder of a model, names."""
+ITS_FILE = re.compile(r"tokenizer\.(model|json)|\$\{?\w+\}?|<.*>|")
+OF_A_SIZE = re.compile(r"\d+b\b", re.IGNORECASE)
 LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
 SCALES = {
     "factor": "rope-factor", "low_frequency": "rope-low-freq-factor", "high_frequency": "rope-high-freq-factor",
@@ -127,13 +129,18 @@ def _assumed(options: MegatronOptions, tokenizer: str, of: str, size: int) -> in
 
 
 def _model_of_tokenizer(tokenizer: str, named: str) -> Model | None:
-    """Return the model of the catalogue that a tokenizer is named after; None: there is none."""
-    if tokenizer in TOKENIZERS:
-        return catalog.model(TOKENIZERS[tokenizer])
-    name = re.sub(r"^Meta-|(-(Instruct|Base|hf|v0\.1))+$", "", named.rpartition("/")[2])
-    with suppress(InputError):
-        return catalog.model(name) if tokenizer in OF_MODELS else None
-    return None
+    """Return the model of the catalogue that a tokenizer is named after; None: there is none.
+
+    The type alone decides where the name is that of any tokenizer's file, in a folder that is not of another model.
+    """
+    folder, _, file = named.rpartition("/")
+    folder = folder.rpartition("/")[2]
+    for name in (file, folder if ITS_FILE.fullmatch(file) else ""):
+        with suppress(InputError):
+            if tokenizer in OF_MODELS and name:
+                return catalog.model(re.sub(r"^Meta-|(-(Instruct|Base|chat|hf|v0\.1))+$", "", name))
+    is_any = ITS_FILE.fullmatch(file) and not OF_A_SIZE.search(folder)
+    return catalog.model(TOKENIZERS[tokenizer]) if tokenizer in TOKENIZERS and is_any else None
 
 
 def _note_padding(options: MegatronOptions, vocab: int) -> None:

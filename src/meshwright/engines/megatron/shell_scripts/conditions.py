@@ -21,6 +21,7 @@ ORDERS: dict[str, Callable[[int], bool]] = {
     "-eq": lambda order: order == 0, "-ne": lambda order: order != 0, "-gt": lambda order: order > 0,
     "-lt": lambda order: order < 0, "-ge": lambda order: order >= 0, "-le": lambda order: order <= 0,
 }  # fmt: skip
+EQUALS = ("=", "==", "!=")
 Token = ShellWord | str | UnknownText
 
 
@@ -136,11 +137,11 @@ class _Test:
                 return self.expander.variables.get(str(self.text(rest[1]))) is not None
             case 2 if kind in ON_FILES:
                 return None
-            case 2 if self.bare(rest[0]) in ORDERS or self.bare(rest[1]) in ORDERS:
+            case 2 if not {self.bare(rest[0]), self.bare(rest[1])}.isdisjoint((*ORDERS, *EQUALS)):
                 return False  # `[ $UNSET -gt 4 ]` is an error, which the shell takes for False
             case 3 if kind in ORDERS:
                 return self.ordered(rest[0], kind, rest[2])
-            case 3 if kind in ("=", "==", "!="):
+            case 3 if kind in EQUALS:
                 held = self.equal(rest[0], rest[2])
                 return negated(held) if kind == "!=" else held
             case 3 if kind in ("<", ">"):

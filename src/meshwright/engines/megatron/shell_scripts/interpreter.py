@@ -480,6 +480,9 @@ class Interpreter:
                 raise InputError(what, got=words[k].text, allowed="pretrain_gpt.py", hint=hint)
             self.found.calls.append(words[k + 1 :])
         elif (k := script_at(words)) is not None and (path := script_file(self, words[k])) is not None:
+            is_itself = str(path) == self.variables.name and k == len(words) - 1 and not command.assignments
+            if is_itself and name == "sbatch":
+                return  # submits itself: the rest is what the job runs
             self._child(command, tuple(one.text for one in words[k + 1 :]), name=str(path)).run_text(
                 script_text(self, path, line=words[k].line), line=1
             )

@@ -16,7 +16,8 @@ from pathlib import Path
 from meshwright.engines.megatron.shell_scripts.builtins import Leave
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.interpreter import Findings, Interpreter
-from meshwright.engines.megatron.shell_scripts.state import ShellVariables
+from meshwright.engines.megatron.shell_scripts.slurm import slurm_values
+from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.errors import InputError
 
@@ -37,7 +38,8 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
     Raises InputError, with the line, for a script that calls no program, calls it with different arguments, or
     contains what is not supported.
     """
-    named, positional = {}, []
+    named: dict[str, ShellValue] = slurm_values(text)
+    positional: list[str] = []
     for argument in given:
         name, equals, value = argument.partition("=")
         if equals and name.isidentifier():
