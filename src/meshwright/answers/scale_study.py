@@ -34,6 +34,7 @@ from meshwright.planner.scaling import (
     scale,
     sensitivity,
     tokens_in,
+    with_simulations,
     with_tokens,
 )
 from meshwright.planner.software import search_with_software
@@ -51,7 +52,7 @@ class ScaleQuestion:
     """Parameters of a study.
 
     `devices` empty: `DEFAULT_FACTORS`. `emulate`: number of devices that emulate each size; None: no emulation.
-    `days`: length of the training in days on the first size, without failures.
+    `days`: length of the training in days on the first size, without failures. `simulate`: days of failures to play.
     """
 
     devices: tuple[int, ...] = ()
@@ -64,6 +65,7 @@ class ScaleQuestion:
     failures: bool = True
     tokens: float | None = None
     days: float | None = None
+    simulate: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -157,6 +159,12 @@ def scale_of_run(
     if asked["tokens"] is not None and asked["days"] is not None:
         raise InputError("tokens and days both give the length of the training", hint="give one of them")
     sizes, of_replicas = (tuple(sorted(set(numbers))) for numbers in (devices, replicas))
+    if asked["simulate"] is not None and (not asked["failures"] or asked["emulate"] is not None or replicas):
+        raise InputError(
+            "the failures of a curve are simulated",
+            got="no curve with failures",
+            hint="leave out --no-goodput, --emulate and --replicas",
+        )
     question = ScaleQuestion(devices=sizes, mode=Mode(mode), fixed=fixed or {}, replicas=of_replicas, **asked)
     return scale_report(run, question)
 
@@ -190,6 +198,8 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
         curve = _curve(replace(study, plan=_kept(study, run, sizes)) if question.keep_plan else study, sizes)
         if question.days is not None:
             curve = with_tokens(curve, tokens_in(curve.points[0].costed, question.days * DAY_S))
+        if question.simulate is not None:
+            curve = with_simulations(curve, question.simulate)
         compare = curve_ends([p.num_devices for p in curve.points])
         report = replace(report, study=curve.study, curve=curve)
     if not question.sensitivity:
@@ -294,6 +304,7 @@ def _point(point: ScalePoint) -> dict[str, Any]:
         "speedup": point.speedup,
         "goodput": point.goodput,
         "training": point.training and training_document(point.training),
+        **({} if point.simulation is None else {"simulation": point.simulation}),
     }
 
 

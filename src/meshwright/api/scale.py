@@ -69,6 +69,10 @@ def scale(
     failures: Annotated[
         bool, Flag("Include the time that failures cost.", flag="--goodput", off="--no-goodput")
     ] = True,
+    simulate: Annotated[
+        float | None,
+        Amount("At each size, also play DAYS days failure by failure, with repairs and spare nodes.", metavar="DAYS"),
+    ] = None,
 ) -> ScaleReport:
     """Scale a run to more devices.
 

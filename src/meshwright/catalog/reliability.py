@@ -24,13 +24,14 @@ _FILE = DATA / "reliability.toml"
 
 @dataclass(frozen=True, kw_only=True)
 class FailureRate:
-    """One published count. `device_mtbf_s` is device seconds of work per failure."""
+    """One published count. `device_mtbf_s` is device seconds of work per failure, `causes` counts them by cause."""
 
     name: str
     device_mtbf_s: float
     accelerator: str
     scope: str  # what was counted as a failure
     source: str
+    causes: Mapping[str, int]  # empty: the source does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,8 @@ def failure_rate(name: str) -> FailureRate:
     """The published rate called `name`; `UnknownNameError` with the nearest known one."""
     row = value_named("failure rate", name, toml_table(_FILE)["rates"])
     said = {key: row[key] for key in ("accelerator", "scope", "source")}
-    return FailureRate(name=name, device_mtbf_s=_device_seconds_per_failure(row), **said)
+    causes = row.get("causes", {})
+    return FailureRate(name=name, device_mtbf_s=_device_seconds_per_failure(row), causes=causes, **said)
 
 
 def failure_rate_names() -> tuple[str, ...]:

@@ -157,7 +157,7 @@ def estimate_goodput(
     mtbf = float(mtbf_s(device_mtbf_s=rates.value.device_mtbf_s, num_devices=num_devices))
     if interval_s is None:
         best = optimal_interval_s(stall_s=stall_s, mtbf_s=mtbf)
-        interval_s = max(float(best), lag_s - stall_s)
+        interval_s = max(float(best), lag_s)
     interval = interval_s  # no longer None, also in `shares`
 
     def shares(rate: FailureRate) -> tuple[float, float]:

@@ -15,7 +15,8 @@ from math import exp, hypot, log
 from meshwright.catalog.prices import Price, market_sentence, price_per_device_hour
 from meshwright.cost.energy import activity_ratio, run_energy
 from meshwright.cost.flops import count_parameters
-from meshwright.cost.goodput import Goodput, goodput_of_run
+from meshwright.cost.goodput import Goodput, checkpoint_cost, goodput_of_run, restart_cost
+from meshwright.cost.goodput_simulation import SimulatedGoodput, simulate_goodput
 from meshwright.cost.money import run_cost
 from meshwright.errors import InputError
 from meshwright.planner.objective import INTENSITY_RATIO, goal_for
@@ -49,6 +50,14 @@ def goodput_at(request: PlanRequest) -> Goodput:
     """Goodput of the request's run, every device writing its share of one checkpoint."""
     num_devices = request.num_devices
     return goodput_of_run(num_devices=num_devices, bytes_per_device=state_bytes(request) / num_devices)
+
+
+def simulated_at(request: PlanRequest, days: float) -> SimulatedGoodput:
+    """`goodput_at`, played for `days` days. Raises InputError where these are too many failures."""
+    size = {"num_devices": request.num_devices, "bytes_per_device": state_bytes(request) / request.num_devices}
+    return simulate_goodput(
+        num_devices=request.num_devices, checkpoint=checkpoint_cost(**size), restart=restart_cost(**size), days=days
+    )
 
 
 def training_at(

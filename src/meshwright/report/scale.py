@@ -13,6 +13,7 @@ from meshwright.answers.scale_study import ScaleReport
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
+from meshwright.cost.goodput_simulation import SimulatedGoodput
 from meshwright.planner.scaling import (
     Costed,
     EmulatedPoint,
@@ -84,6 +85,8 @@ def _curve_tables(report: ScaleReport, curve: ScaleCurve) -> list[TextTable]:
     tables = [scaled, _plan_table([p.costed for p in curve.points])]
     if curve.points[0].training is not None or curve.points[0].goodput is not None:
         tables.append(_training_table(curve))
+    if curve.points[0].simulation is not None:
+        tables += _simulation_tables([(p, p.simulation) for p in curve.points if p.simulation is not None])
     return tables
 
 
@@ -163,6 +166,42 @@ def _training_cells(point: ScalePoint, scale_of: tuple[float, float]) -> dict[st
     cells["MWh" if megawatt_hours == 1 else "GWh"] = _digits(energy.value / megawatt_hours) if energy else ""
     cells["USD" if dollars == 1 else "million USD"] = _digits(usd.value / dollars) if usd else ""
     return cells
+
+
+def _simulation_tables(played: Sequence[tuple[ScalePoint, SimulatedGoodput]]) -> list[TextTable]:
+    first = played[0][1]
+    length = f"{first.days:g} days, {first.num_runs} times"
+    goodputs = TextTable(
+        title=f"Goodput of {length}, failure by failure",
+        headings=(
+            "devices", "spares", "goodput", "p10 to p90", "formula", "restarts", "interval", "best interval",
+            "goodput then",
+        ),
+        rows=[
+            (
+                f"{p.num_devices:,}", f"{s.num_spares:,}", percent(s.mean), f"{percent(s.p10)} to {percent(s.p90)}",
+                percent(s.closed_form), f"{s.restarts:,.1f}", format_seconds(s.interval_s),
+                format_seconds(s.best_interval_s), percent(s.best_mean),
+            )
+            for p, s in played
+        ],
+        caption="spares: nodes; interval: work between two checkpoints, of the formula and the best that was tried",
+    )  # fmt: skip
+    causes = list(first.causes)
+    hours = TextTable(
+        title=f"Hours lost in {first.days:g} days, by kind and by the cause of the failure",
+        headings=("devices", *KINDS_OF_LOSS, *causes),
+        rows=[
+            (
+                f"{p.num_devices:,}",
+                *(f"{s.lost_h[kind]:,.1f}" for kind in KINDS_OF_LOSS),
+                *(f"{s.causes[cause].lost_h:,.1f}" for cause in causes),
+            )
+            for p, s in played
+        ],
+        caption="rework: work since the last whole checkpoint; spares: waiting for a node; causes: all but the saves",
+    )
+    return [goodputs, hours]
 
 
 # --- emulation ---
@@ -322,6 +361,8 @@ def _figure(report: ScaleReport, shown: TextTable) -> tuple[str, str] | None:
         return "Efficiency over the number of devices", efficiency_svg(report.curve)
     if report.curve is not None and "days of steps" in shown.headings:
         return "Days of training over the number of devices", days_svg(report.curve)
+    if report.curve is not None and "rework" in shown.headings:
+        return "Share of time that is lost, over the number of devices", losses_svg(report.curve)
     if report.emulation is not None and "stands for" in shown.headings:
         return "Efficiency of the emulation and of the emulated size", emulation_svg(report.emulation)
     if report.sensitivity is not None and "assumption" in shown.headings:
@@ -358,6 +399,7 @@ def _source_text(sources: dict[str, str]) -> str:
 
 
 BLUE, ORANGE, RED = "#3f78b5", "#d98a35", "#b5525c"
+KINDS_OF_LOSS = {"save": BLUE, "rework": ORANGE, "restart": RED, "spares": "#8a919b"}
 HEIGHT = 300
 MAX_BARS = 16
 MOST_LABELS = 9
@@ -402,6 +444,25 @@ def days_svg(curve: ScaleCurve) -> str:
     named = [{"devices": n, "y": t.wall.value / DAY_S, "text": f"{t.wall.value / DAY_S:,.3g}"} for n, t in trained]
     chart = _plot(series, y, colors) + _labels(named, y)
     return _finish(chart, title="Days of training over the number of devices")
+
+
+def losses_svg(curve: ScaleCurve) -> str:
+    """Share of the simulated time that each kind of loss takes, over devices."""
+    import altair as alt
+
+    rows = [
+        {"devices": f"{p.num_devices:,}", "y": hours / 24 / p.simulation.days, "what": kind}
+        for p in curve.points
+        if p.simulation is not None
+        for kind, hours in p.simulation.lost_h.items()
+    ]
+    colors = alt.Scale(domain=list(KINDS_OF_LOSS), range=list(KINDS_OF_LOSS.values()))
+    chart = alt.Chart(alt.Data(values=rows)).mark_bar().encode(
+        x=alt.X("devices:N", sort=None, title="devices", axis=alt.Axis(labelAngle=0)),
+        y=alt.Y("y:Q", title="lost", axis=alt.Axis(format="%")),
+        color=alt.Color("what:N", scale=colors, title=None, legend=alt.Legend(orient="top")),
+    )  # fmt: skip
+    return _finish(chart, title="Share of time that is lost, over the number of devices")
 
 
 def emulation_svg(emulation: Emulation) -> str:

@@ -133,6 +133,23 @@ def test_the_page_loads_nothing(meshwright, pinned, tmp_path):
     assert "url(" not in re.sub(r"url\(#", "", text)
 
 
+def test_failures_are_simulated_at_each_size(meshwright, pinned, tmp_path):
+    page = tmp_path / "scale.html"
+    arguments = ("scale", pinned, "--keep-plan", "--devices", "32,64", "--simulate", 30)
+    points = meshwright(*arguments, "--json").json["points"]
+    for point in points:
+        found = point["simulation"]
+        assert found["p10"] <= found["mean"] <= found["p90"]
+        assert found["mean"] == pytest.approx(point["goodput"]["value"], abs=0.003)  # of which spares are 0.001
+        assert found["mean"] * 720 + sum(found["lost_h"].values()) == pytest.approx(720)
+        assert found["interval_s"] == point["goodput"]["interval_s"]
+    assert points[1]["simulation"]["restarts"] > points[0]["simulation"]["restarts"] > 0
+    outcome = meshwright(*arguments, "--html", page)
+    assert "Goodput of 30 days, 200 times, failure by failure" in outcome.stdout
+    assert "Share of time that is lost" in page.read_text()
+    assert "simulation" not in meshwright(*arguments[:-2], "--json").json["points"][0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -144,6 +161,10 @@ def test_the_page_loads_nothing(meshwright, pinned, tmp_path):
         ((*OPTIONS, "--tokens", "nan"), "'--tokens': nan is not above 0, up to 1e+18"),
         ((*OPTIONS, "--fix", "tensr=2"), "unknown plan field: got 'tensr'"),
         ((*OPTIONS, "--emulate", "20"), "whole nodes"),
+        ((*OPTIONS, "--simulate", "-1"), "'--simulate': -1 is not above 0"),
+        ((*OPTIONS, "--simulate", "9", "--no-goodput"), "hint: leave out --no-goodput, --emulate and --replicas"),
+        ((*OPTIONS, "--simulate", "9", "--emulate", "8"), "hint: leave out --no-goodput, --emulate and --replicas"),
+        ((*OPTIONS, "--devices", "16", "--simulate", "1e9"), "too many failures to simulate: got '1e+09 days'"),
     ],
 )
 def test_bad_input_is_one_message(meshwright, arguments, said):

@@ -11,6 +11,7 @@ from meshwright.planner.scaling.curve import (
     exposed_data_parallel_s,
     scale,
     tokens_in,
+    with_simulations,
     with_tokens,
 )
 from meshwright.planner.scaling.emulation import EmulatedPoint, Emulation, emulate

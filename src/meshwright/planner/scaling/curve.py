@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from meshwright.cost.goodput import Goodput
+from meshwright.cost.goodput_simulation import SimulatedGoodput
 from meshwright.planner.scaling.sizes import Costed, Study, Unreached, at_size
 from meshwright.planner.scaling.spread import interval_factor, log_deviations, log_slopes
-from meshwright.planner.training import Training, goodput_at, training_at
+from meshwright.planner.training import Training, goodput_at, simulated_at, training_at
 from meshwright.specs.estimate import Estimate
 
 EXPOSED_DATA_PARALLEL = ("data_parallel", "gather")
@@ -30,6 +31,7 @@ class ScalePoint:
     speedup: float
     goodput: Goodput | None  # None: failures are not counted
     training: Training | None = None  # None: the number of tokens is unknown
+    simulation: SimulatedGoodput | None = None  # None: not asked for
 
     @property
     def num_devices(self) -> int:
@@ -66,6 +68,13 @@ def with_tokens(curve: ScaleCurve, num_tokens: float) -> ScaleCurve:
     study = replace(curve.study, num_tokens=num_tokens)
     points = (replace(p, training=_training(study, p.costed, p.goodput)) for p in curve.points)
     return replace(curve, study=study, points=tuple(points))
+
+
+def with_simulations(curve: ScaleCurve, days: float) -> ScaleCurve:
+    """The same curve with `days` days of failures played at each size. Raises InputError where these are too many."""
+    return replace(
+        curve, points=tuple(replace(p, simulation=simulated_at(p.costed.request, days)) for p in curve.points)
+    )
 
 
 def exposed_data_parallel_s(costed: Costed) -> float:
