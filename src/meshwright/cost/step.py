@@ -214,6 +214,8 @@ def _pieces(s: StepContext, parts: LayerParts, overlaps: NDArray[np.bool_]) -> _
     """`overlaps`: of all plans that have these layers, which have a schedule that overlaps pairs of passes."""
     dense, moe = layer_times(parts.dense, parts.host_dense_s), layer_times(parts.moe, parts.host_moe_s)
     embedding, head = _times_of(parts.embedding), _times_of(parts.head)
+    dense, moe, embedding, head = (_with_reference(s, times) for times in (dense, moe, embedding, head))
+    head = replace(head, input_s=head.input_s + s.batch.head_passes * parts.head.forward_s)
     num_mtp, split = s.model.num_mtp_layers, np.where(s.plan.sequence_parallel > 0, s.plan.tensor, 1)
     message = s.tokens * s.model.streams * s.model.hidden * s.precision.activation_bytes / split
     saving: Array = 0.0
@@ -228,6 +230,11 @@ def _pieces(s: StepContext, parts: LayerParts, overlaps: NDArray[np.bool_]) -> _
         hop_s=send_receive_s(message, s.groups.neighbours) + s.rates.pipeline_transfer_s,
         factor=general_factor(s),
     )
+
+
+def _with_reference(s: StepContext, times: LayerTimes) -> LayerTimes:
+    """`times` with the forward passes of a reference, which no gradient follows; adapters, which it skips, included."""
+    return replace(times, input_s=times.input_s + s.batch.reference_passes * times.forward_s)
 
 
 def _stages(model: ModelTable, plan: PlanTable, layers: StageLayers, pieces: _Pieces) -> RankTimes:
@@ -325,12 +332,14 @@ def _component_seconds(s: StepContext, parts: LayerParts, stages: RankTimes) -> 
     host: Array = 0.0
     kinds = ((num_dense, parts.dense, stages.dense), (num_moe, parts.moe, stages.moe))
     for count, kind, layer in kinds:
-        totals = {name: passes.total_s for name, passes in kind.items()}
+        totals = {name: passes.total_s + s.batch.reference_passes * passes.forward_s for name, passes in kind.items()}
         for name, total_s in totals.items():
             seconds[name] = total_of((seconds.get(name, 0.0), _counted(count, total_s)))
         waiting = np.maximum(layer.total_s - total_of(totals.values()), 0.0)
         host = total_of((host, _counted(count, waiting)))
-    seconds["head"] = (parts.embedding.total_s + parts.head.total_s * (1 + s.model.num_mtp_layers)) / p
+    head, again = parts.head, s.batch.head_passes + s.batch.reference_passes
+    head_s = head.total_s + again * head.forward_s
+    seconds["head"] = (parts.embedding.total_s + head_s * (1 + s.model.num_mtp_layers)) / p
     seconds["host"] = host
     return seconds
 

@@ -194,6 +194,8 @@ class BatchTable(Table):
 
     seq_len: Array  # tokens per sequence
     global_batch: Array  # sequences per step
+    head_passes: Array = 0  # further forward passes of the head, which losses of single tokens need
+    reference_passes: Array = 0  # further forward passes of the model, for a reference
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -304,10 +304,10 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
 
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
-    """Keys that only the native engine supports: optimizers other than AdamW, steps by labels, several validation
-    sources, GEMM tuning, routes of kernels, loader processes, joined documents, evaluation of a number of sequences or
-    without the first ones, rollbacks, lines of progress, the best checkpoint, patience, and a target loss unless the
-    engine supports it too (`has_target`).
+    """Keys that only the native engine supports: optimizers other than AdamW, steps by labels, pairs of answers,
+    several validation sources, GEMM tuning, routes of kernels, loader processes, joined documents, evaluation of a
+    number of sequences or without the first ones, rollbacks, lines of progress, the best checkpoint, patience, and a
+    target loss unless the engine supports it too (`has_target`).
     """
     if len(run.data.validation_names) > 1 and (run.data.validation or run.train.evaluate):
         yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
@@ -320,6 +320,12 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
     if run.label_tokens is not None:
         yield Unsupported(
             key="batch.label_tokens", reason="the engine takes as many sequences in each step: leave it out"
+        )
+    if run.train.preference is not None:
+        yield Unsupported(
+            key="train.preference",
+            reason="the engine trains cross-entropy alone",
+            hint="--engine native trains on pairs of answers",
         )
     if run.gemm_tuning is not None:
         yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")

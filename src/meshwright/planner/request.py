@@ -19,7 +19,7 @@ from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import Precision
-from meshwright.specs.run import NATIVE, KernelChoices, Optimizer, Run, with_label_ratio
+from meshwright.specs.run import NATIVE, KernelChoices, Optimizer, Preference, Run, with_label_ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,7 @@ class PlanRequest:
     optimizer: Optimizer = field(default_factory=Optimizer)
     label_tokens: int | None = None  # of a step; None: a step is one global batch
     is_compiled: bool = False
+    preference: Preference | None = None  # loss of pairs of answers, one pair a sequence
 
     def __post_init__(self) -> None:
         for name in self.fixed:
@@ -61,7 +62,13 @@ class PlanRequest:
 
     @cached_property
     def batch_table(self) -> BatchTable:
-        return BatchTable(seq_len=self.seq_len, global_batch=self.global_batch)
+        pairs = self.preference
+        return BatchTable(
+            seq_len=self.seq_len,
+            global_batch=self.global_batch,
+            head_passes=int(pairs is not None and self.stack.framework == NATIVE),  # others hold all logits
+            reference_passes=int(pairs is not None and pairs.has_reference and self.lora is not None),
+        )
 
     @cached_property
     def precision_table(self) -> PrecisionTable:
@@ -198,5 +205,6 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         optimizer=run.optimizer,
         label_tokens=run.label_tokens,
         is_compiled=run.train.compile,
+        preference=run.train.preference,
     )
     return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

@@ -68,8 +68,8 @@ STEP = (
     "tokens_per_s_per_device", "mfu", "memory_bytes",
 )  # fmt: skip
 STEP_OPTIONAL = (
-    "batches", "labels", "profiled", "validation_loss", "validation_losses", "prediction_losses", "expert_load_ratio",
-    "checkpoint_stall_s",
+    "batches", "labels", "profiled", "validation_loss", "validation_losses", "validation_rewards", "rewards",
+    "prediction_losses", "expert_load_ratio", "checkpoint_stall_s",
 )  # fmt: skip
 """Keys that every line of `steps.jsonl` has, and keys that some lines have; every engine writes the same."""
 

@@ -78,6 +78,9 @@ _NAMES = {
     "train.compile": "torch_compile",
     "train.trackers": "wandb tensorboard report_to logger loggers",
     "train.z_loss": "router_z_loss",
+    "train.preference": "loss_type rl rlhf_type pref_loss",
+    "train.preference.beta": "pref_beta dpo_beta",
+    "train.preference.margin": "simpo_gamma gamma",
     "train.balance_loss": "aux_loss moe_aux_loss_coeff load_balancing_loss",
     "train.router_z_loss": "moe_z_loss_coeff moe_z_loss moe_zloss_weight router_z_loss_coef",
 }

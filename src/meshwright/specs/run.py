@@ -301,6 +301,32 @@ def _each_once(trackers: tuple[Tracker, ...]) -> tuple[Tracker, ...]:
     return tuple(dict.fromkeys(trackers))
 
 
+class PreferenceLoss(StrEnum):
+    """Loss of a pair of answers (`training.models.preference` has the formulas)."""
+
+    DPO = "dpo"  # Rafailov et al. 2023; answers are compared with what the initial weights give them
+    SIMPO = "simpo"  # Meng et al. 2024
+    ORPO = "orpo"  # Hong et al. 2024
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preference:
+    """Training on pairs of answers to one prompt: a chosen and a rejected one."""
+
+    loss: PreferenceLoss = PreferenceLoss.DPO
+    beta: Positive = 0.1  # scale of rewards; of ORPO the weight of the odds ratio
+    label_smoothing: Annotated[float, Limits(ge=0, lt=0.5)] = 0.0  # share of pairs that are taken the other way round
+    margin: NotNegative | None = None  # of SimPO, by which rewards should differ (gamma); None: 0.5
+
+    @property
+    def has_reference(self) -> bool:
+        """True if the loss compares answers with the initial weights."""
+        return self.loss is PreferenceLoss.DPO
+
+
+_Preference = Annotated[Preference, Spelled(lambda value: {"loss": value} if isinstance(value, str) else value)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Train:
     """Length and settings of a training. At most one of `steps` and `tokens` is given."""
@@ -313,6 +339,7 @@ class Train:
     balance_bias_rate: NotNegative = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
     z_loss: Ratio = 0.0  # coefficient of the squared log-partition function in the gradient
     mtp_loss_weight: Positive = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
+    preference: _Preference | None = None  # loss of pairs of answers; None: cross-entropy of tokens
     log_every: Count | None = None  # steps between two lines of progress; None: a line every ten seconds
     compile: bool = False  # compile each layer with torch.compile at the first step
     checkpoint: Checkpoint | None = None

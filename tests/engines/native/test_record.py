@@ -46,6 +46,7 @@ OPEN |= {
 OF_OTHER_ENGINES = {"time_s.between_steps"}
 OF_SEVERAL_SOURCES = {"validation_losses"}
 OF_LABEL_TOKENS = {"batches", "labels"}
+OF_PAIRS = {"rewards", "validation_rewards"}
 
 ESTIMATE = {"value", "low", "high", "unit", "tier"}
 SPREAD = {"n", "median", "low", "high"}
@@ -108,7 +109,7 @@ def test_records_of_all_engines_have_the_statistics_of_this_one(left):
 def test_every_key_of_the_step_log_is_explained(left):
     _, folder = left
     lines = [json.loads(line) for line in (folder / "steps.jsonl").read_text().splitlines()]
-    assert set().union(*lines) == documented("steps.jsonl") - OF_SEVERAL_SOURCES - OF_LABEL_TOKENS
+    assert set().union(*lines) == documented("steps.jsonl") - OF_SEVERAL_SOURCES - OF_LABEL_TOKENS - OF_PAIRS
 
 
 def test_the_record_is_what_is_returned(left):

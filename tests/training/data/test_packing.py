@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 pytest.importorskip("torch")
 
 from meshwright.training.data.megatron import write_indexed
-from meshwright.training.data.packing import IGNORED_LABEL, PADDING_DOCUMENT, Sample, stream_samples, whole_samples
+from meshwright.training.data.packing import (
+    IGNORED_LABEL,
+    PADDING_DOCUMENT,
+    Sample,
+    pair_samples,
+    stream_samples,
+    whole_samples,
+)
 from meshwright.training.data.shuffle import Permutation
 from meshwright.training.data.split import everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
@@ -125,6 +132,29 @@ def test_a_document_that_is_too_long_still_has_its_last_label(tmp_path: Path) ->
     samples = whole_samples(store, everything(store), sequence_length=8)
     assert samples.sample(0).labels_T.tolist() == [2, 3, 4, 5, 6, 7, 8, 9]
     assert samples.sample(1).tokens_T.tolist()[:3] == [20, 21, 0]
+
+
+def test_a_pair_is_one_sample_and_each_answer_has_half_of_it(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [[3, 4], [20, 3], [1, 5]])  # the shards part no pair
+    samples = pair_samples(store, everything(store), sequence_length=12)
+    assert samples.num_samples == 2  # a document of one token has no label
+    first, cut = samples.sample(0), samples.sample(1)
+    check_labels(first)
+    assert first.documents_T.tolist() == [0] * 3 + [1] * 4 + [PADDING_DOCUMENT] * 5
+    assert (cut.documents_T == 0).sum() == 6
+    assert cut.tokens_T[6:9].tolist() == store.tokens(store.start_of(3), store.start_of(4)).tolist()
+    assert cut.positions_T.tolist() == [*range(6), *range(3), 0, 0, 0]
+    usage = samples.usage
+    assert (usage.num_documents, usage.num_cut, usage.num_samples_without_labels) == (6, 1, 1)
+    assert usage.padding_ratio == (5 + 3) / 24
+
+
+def test_pairs_are_held_out_whole(tmp_path: Path) -> None:
+    store = store_of(tmp_path, [[4, 6] * 20])
+    split = hold_out(store, whole_documents=True, group=2)
+    for extents in (split.train, split.validation):
+        assert (extents.ranges_E2 % 10 == 0).all()  # a pair has ten tokens
+    assert 0 < split.validation.num_tokens < store.num_tokens
 
 
 @pytest.mark.parametrize("whole_documents", [False, True])

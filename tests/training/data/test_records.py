@@ -124,6 +124,65 @@ def test_a_record_that_is_not_clear_is_refused(record: dict[str, Any], message: 
     assert message in error_of(record)
 
 
+def answers_of(record: dict[str, Any], **rules: str) -> list[tuple[str, str]]:
+    """Of each document of a record the text, and what of it is trained on."""
+    found = read_records(
+        [("x:1", record)], rules=rules_from_options(rules, name="x"), chat=ChatML(), counts=RecordCounts()
+    )
+    return [(d.text, "".join(d.text[a:b] for a, b in d.trained or ())) for d in found]
+
+
+BAD = [{"role": "assistant", "content": "no"}]
+BAD_TEXT = HI_TEXT.replace("yo", "no")
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": HI[:1], "chosen": HI[1:], "rejected": BAD},
+        {"chosen": HI, "rejected": HI[:1] + BAD},
+        {"prompt": "hi", "chosen": HI, "rejected": HI[:1] + BAD, "score_chosen": 5.0},
+        {"prompt": json.dumps(HI[:1]), "chosen": json.dumps(HI[1:]), "rejected": json.dumps(BAD)},
+        {"chosen": [SHAREGPT[0], SHAREGPT[1]], "rejected": [SHAREGPT[0], {"from": "gpt", "value": "no"}]},
+    ],
+)
+def test_pairs_of_conversations_are_two_documents_with_one_prompt(record: dict[str, Any]) -> None:
+    assert answers_of(record) == [(HI_TEXT, "yo<|im_end|>"), (BAD_TEXT, "no<|im_end|>")]
+
+
+@pytest.mark.parametrize(
+    "record", [{"prompt": "1+1=", "chosen": "2", "rejected": "30"}, {"chosen": "1+1=2", "rejected": "1+1=30"}]
+)
+def test_pairs_of_texts_are_two_documents_with_one_prompt(record: dict[str, Any]) -> None:
+    assert answers_of(record) == [("1+1=2", "2"), ("1+1=30", "30")]
+
+
+def test_a_space_before_an_answer_is_its_own() -> None:
+    assert [a for _, a in answers_of({"chosen": "Say: yes", "rejected": "Say: no"})] == [" yes", " no"]
+
+
+def test_a_pair_with_an_empty_text_is_counted_whole() -> None:
+    counts = RecordCounts()
+    record = {"prompt": "", "chosen": "", "rejected": "no"}
+    rules = rules_from_options({}, name="x")
+    assert list(read_records([("x:1", record)], rules=rules, chat=ChatML(), counts=counts)) == []
+    assert counts.num_empty == 1
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"prompt": "hi", "chosen": HI[1:], "rejected": BAD}, "prompt is text, and the answers are lists of messages"),
+        ({"prompt": "hi", "chosen": "yo", "rejected": BAD}, "'rejected' is not text"),
+        ({"prompt": "hi", "chosen": HI[1], "rejected": BAD[0]}, "a conversation is a list of messages"),
+        ({"prompt": "hi", "chosen": "yo", "rejected": "no", "completion": "yo"}, "several formats"),
+    ],
+)
+def test_a_pair_that_is_not_clear_is_refused(record: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        answers_of(record)
+
+
 def test_a_format_can_be_forced_and_formats_are_not_mixed(tmp_path: Path) -> None:
     both = {"instruction": "hi", "output": "yo", "text": "plain"}
     assert document_of(both, format="text") == ("plain", [])

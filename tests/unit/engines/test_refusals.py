@@ -42,6 +42,8 @@ EVALUATED = ["data.validation=v.txt"]
         (OTHERS, "gemm_tuning", ["gemm_tuning=tuned.csv"]),
         (OTHERS, "kernels", ["kernels.routes={swiglu: reference}"]),
         (OTHERS, "batch.label_tokens", ["batch.label_tokens=100"]),
+        (OTHERS, "train.preference", ["train.preference=dpo"]),
+        (("native",), "train.preference", ["train.preference=dpo", "plan: pipeline: 2"]),
         (("native",), "batch.label_tokens", ["batch.label_tokens=100", "plan: pipeline: 2"]),
         (("torchtitan", "maxtext"), "parallel.recompute.layers", ["plan: recompute: {layers: 2}"]),
     ],

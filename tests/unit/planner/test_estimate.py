@@ -16,8 +16,10 @@ from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_so
 from meshwright.planner.finalists import simulated_step_s
 from meshwright.specs.estimate import Tier
 from meshwright.specs.hardware import Stack
+from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan, Schedule
 from meshwright.specs.precision import PRECISIONS
+from meshwright.specs.run import Preference, PreferenceLoss
 
 FLAT = Plan(data_shard=32)
 PIPELINED = Plan(tensor=2, pipeline=4, virtual_pipeline=2, data_shard=4, schedule=Schedule.INTERLEAVED)
@@ -41,6 +43,28 @@ def estimate(request: pytest.FixtureRequest) -> PlanEstimate:
 
 def test_components_add_up_to_the_step(estimate):
     assert sum(estimate.step.components_s.values()) == pytest.approx(estimate.step.step.value)
+
+
+@pytest.mark.parametrize(
+    ("loss", "lora", "ratio_of_layers", "ratio_of_head"),
+    [
+        # A frozen matrix takes 2 GEMMs, one is the reference's; of the head 2, with the logits of the backward pass.
+        (PreferenceLoss.DPO, Lora(), 3 / 2, 4 / 2),
+        (PreferenceLoss.SIMPO, Lora(), 1, 3 / 2),
+        # A trained one takes 3.
+        (PreferenceLoss.DPO, None, 1, 4 / 3),
+    ],
+)
+def test_pairs_of_answers_take_the_passes_of_their_loss(loss, lora, ratio_of_layers, ratio_of_head):
+    plain = replace(request(framework="native"), lora=lora)
+    pairs = replace(plain, preference=Preference(loss=loss))
+    before, after = (estimate_plan(one, FLAT).step for one in (plain, pairs))
+    layers = after.components_s["ffn"] / before.components_s["ffn"]
+    assert layers == pytest.approx(ratio_of_layers, rel=0.02)  # rates depend on shapes a little
+    head = after.components_s["head"] / before.components_s["head"]
+    assert head == pytest.approx(ratio_of_head, rel=0.1)  # passes over logits, and their sums, are not GEMMs
+    assert sum(after.components_s.values()) == pytest.approx(after.step.value)
+    assert after.memory.reserved_bytes == before.memory.reserved_bytes
 
 
 def test_rate_step_and_utilization_are_one_statement(estimate):

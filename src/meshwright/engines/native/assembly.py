@@ -44,6 +44,7 @@ from meshwright.training.models import (
     build_model,
     collect_expert_load,
     collect_prediction_losses,
+    collect_reward_sums,
     configure_router_losses,
     init_adapters,
     init_weights,
@@ -101,6 +102,10 @@ class Assembly:
         """Summed loss and labels of each multi-token prediction module here since the last call, flat."""
         num_modules = self.modules[0].model.num_mtp_layers
         return collect_prediction_losses(self.modules, num_modules=num_modules).flatten().tolist()
+
+    def collect_reward_sums(self) -> list[float]:
+        """Sums of rewards of pairs of answers since the last call (`training.models.preference`); empty without."""
+        return collect_reward_sums(self.modules)
 
     def after_step(self, load_LE: Tensor | None) -> None:
         """Update the routing biases by the load of the experts, and the history of delayed scales. Collective."""
@@ -191,7 +196,9 @@ def _stepper(
     """Passes through the stages of a pipeline, or through the one model."""
     plan = coordinates.plan
     if plan.pipeline == 1:
-        return Accumulation(modules[0], plan=plan)
+        preference = run.train.preference
+        is_reference = run.lora is not None and preference is not None and preference.has_reference
+        return Accumulation(modules[0], plan=plan, is_reference=is_reference)
     return Pipeline(
         modules,
         coordinates=coordinates,
@@ -245,6 +252,7 @@ def _stage(
         z_loss=run.train.z_loss,
         mtp_loss_weight=run.train.mtp_loss_weight,
         loss_chunk=run.kernels.loss_chunk,
+        preference=run.train.preference,
     )
     # Frozen weights are held in the compute dtype. Trained ones come in fp32, from which masters are made.
     dtype = torch.float32 if run.lora is None else compute

@@ -7,8 +7,10 @@ counted before the first forward pass, so that the scale of the loss is known an
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -16,7 +18,7 @@ from torch import Tensor
 from meshwright.engines.native.data_position import BatchCounts
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
-from meshwright.specs.run import Run, with_label_ratio
+from meshwright.specs.run import TRAINING, VALIDATION, Run, with_label_ratio
 from meshwright.training import device as devices
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, joined, open_data
 from meshwright.training.data.mixture import SourceProgress
@@ -24,6 +26,8 @@ from meshwright.training.data.packing import first_samples
 from meshwright.training.data.tokenization import Report
 
 PROMPT_TOKENS = 8
+ReferenceOf = Callable[[Sequence[int]], np.ndarray]
+"""Log-probabilities [B, 2], fp32, of the answers of pairs by their numbers; see `reference`."""
 READS_TO_MEASURE = 16
 """Reads of several steps, after which the time of one is known."""
 
@@ -61,6 +65,9 @@ class BatchLoader:
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
         if run.label_tokens is not None:  # several are read at once, and then none for as long as a step takes
             self._training.num_steps, self._training.summary = READS_TO_MEASURE, statistics.fmean
+        preference = run.train.preference
+        self.needs_reference = preference is not None and preference.has_reference and run.lora is None
+        self.reference: dict[str, ReferenceOf] = {}  # by source of batches, where it is needed
         self.num_validation_batches: dict[str, int] = {}
         self._validation: dict[str, ReadAhead[Batch]] = {}
         for name, batches in self.validations.items():
@@ -83,14 +90,16 @@ class BatchLoader:
             of_labels, of_tokens = self._counts(parts[-1])
             num_labels, num_tokens = num_labels + of_labels, num_tokens + of_tokens
         counts = BatchCounts(first=first, num_batches=len(parts), num_labels=num_labels, num_tokens=num_tokens)
-        return LoadedBatch(tensors=self._on_device(joined(parts)), counts=counts)
+        tensors = self.on_device(joined(parts)) | self._reference(TRAINING, self.batches, first)
+        return LoadedBatch(tensors=tensors, counts=counts)
 
     def validation_batch(self, name: str, index: int) -> LoadedBatch:
         """Batch `index` of a validation source: the same samples in every evaluation. Collective."""
         batch = self._validation[name].at(index)
         num_labels, num_tokens = self._counts(batch)
         counts = BatchCounts(first=index, num_batches=1, num_labels=num_labels, num_tokens=num_tokens)
-        return LoadedBatch(tensors=self._on_device(batch), counts=counts)
+        tensors = self.on_device(batch) | self._reference(f"{VALIDATION} {name}", self.validations[name], index)
+        return LoadedBatch(tensors=tensors, counts=counts)
 
     def progress(self, num_read: int) -> dict[str, SourceProgress]:
         """Samples and epochs of each training source in the first `num_read` global batches of the run."""
@@ -120,8 +129,11 @@ class BatchLoader:
         return (self.validation or replace(self.batches, offset=0)).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
 
     def _counts(self, batch: Batch) -> list[float]:
-        """Labels that the loss counts, and tokens without padding, of all data ranks. The host waits."""
-        counts = [float(batch.num_trained_tokens), float((batch.documents_BT >= 0).sum())]
+        """Labels that the loss counts, or pairs of answers, and tokens without padding, of all data ranks. The host
+        waits."""
+        has_pairs = self.run.train.preference is not None
+        num_labels = (batch.documents_BT > 0).any(1).sum() if has_pairs else batch.num_trained_tokens
+        counts = [float(num_labels), float((batch.documents_BT >= 0).sum())]
         if self.coordinates.num_ranks == 1:
             return counts
         sums = torch.tensor(counts, dtype=torch.float64, device=self.coordinates.device)
@@ -129,7 +141,14 @@ class BatchLoader:
         num_copies = self.coordinates.num_ranks // self.coordinates.plan.data  # of the same sequences
         return (sums / num_copies).tolist()
 
-    def _on_device(self, batch: Batch) -> dict[str, Tensor]:
+    def _reference(self, name: str, batches: Batches, index: int) -> dict[str, Tensor]:
+        if not self.needs_reference:
+            return {}
+        log_p_B2 = torch.from_numpy(self.reference[name](batches.sample_numbers(index)))
+        return {"reference_B2": log_p_B2.to(self.coordinates.device)}
+
+    def on_device(self, batch: Batch) -> dict[str, Tensor]:
+        """The tensors of `batch` that this process computes on."""
         documents_BT = batch.documents_BT
         is_one_document = bool((documents_BT == documents_BT[:, :1]).all() and (documents_BT >= 0).all())
         batch = batch.to(self.coordinates.device)

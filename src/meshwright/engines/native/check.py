@@ -16,7 +16,7 @@ from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, Run
+from meshwright.specs.run import BIAS_RATE, Preference, PreferenceLoss, Run
 
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
 
@@ -44,8 +44,32 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     yield from _model(run.model)
     yield from refusals.absent_predictions(run)
     yield from _loss_chunk(run)
+    if run.train.preference is not None:
+        yield from _preference(run.train.preference, run)
     if run.lora is not None:
         yield from _lora(run.lora, run)
+
+
+def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
+    key = "train.preference"
+    if pairs.margin is not None and pairs.loss is not PreferenceLoss.SIMPO:
+        yield Unsupported(key=f"{key}.margin", reason=f"{pairs.loss.value} has no margin: leave it out")
+    if pairs.label_smoothing and pairs.loss is PreferenceLoss.ORPO:
+        yield Unsupported(key=f"{key}.label_smoothing", reason="orpo has no label smoothing: must be 0")
+    if run.train.z_loss:
+        yield Unsupported(key="train.z_loss", reason="the loss of pairs has no z-loss: must be 0")
+    if run.label_tokens is not None:
+        yield Unsupported(key="batch.label_tokens", reason="steps of pairs are counted in pairs: leave it out")
+    if run.data.joined_documents:
+        yield Unsupported(key="data.joined_documents", reason="the answers of a pair must not see each other")
+    if run.model.num_mtp_layers and run.lora is None:
+        yield Unsupported(
+            key="model.num_mtp_layers",
+            reason="multi-token prediction is not trained on pairs of answers: must be 0",
+            hint="--set model.num_mtp_layers=0",
+        )
+    if run.train.compile and run.lora is not None and pairs.has_reference:
+        yield Unsupported(key="train.compile", reason="compiled layers do not switch their adapters off: leave it out")
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:

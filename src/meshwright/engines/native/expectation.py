@@ -236,7 +236,8 @@ def _calibrated(
     if installed is not None:
         collective = None
         request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
-    calibration = calibration_here(request, found.times, collective=collective, made=found.made)
+    plain = replace(request, preference=None)  # as the layers were timed
+    calibration = calibration_here(plain, found.times, collective=collective, made=found.made)
     return replace(request, calibration=calibration)
 
 

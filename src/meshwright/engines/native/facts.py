@@ -223,6 +223,13 @@ RULES = (
         key="batch.label_tokens",
     ),
     Rule(
+        name="pairs of answers",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not s.has_pairs) | ((np.asarray(p.pipeline) == 1) & (np.asarray(p.context) == 1)),
+        says="the loss of a pair needs both answers on one rank: parallel.pipeline and parallel.context must be 1",
+        key="train.preference",
+    ),
+    Rule(
         name="compiled backward pass",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.is_compiled) | ~_splits_backward(p),

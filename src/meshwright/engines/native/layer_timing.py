@@ -168,7 +168,8 @@ def max_over_ranks(times: Times) -> Times:
 
 
 def _shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
-    small = replace(run, model=shallow_model(run.model, num_layers=depth), global_batch=micro_batch)
+    train = replace(run.train, preference=None)  # the cost model adds the passes of pairs
+    small = replace(run, model=shallow_model(run.model, num_layers=depth), global_batch=micro_batch, train=train)
     return assemble(small, coordinates=MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=device))
 
 

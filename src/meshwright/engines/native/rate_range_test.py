@@ -15,6 +15,7 @@ from meshwright.engines.native.batch_loader import open_batch_loader
 from meshwright.engines.native.parallel.mesh import mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.engines.native.reference import score_references
 from meshwright.engines.native.warm_up import take_bare_step
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
@@ -77,6 +78,7 @@ def _test_rank(rank: int, num_ranks: int, test: RangeTest) -> None:
             weights = prepared.weights and prepared.weights.folder
             assembly = assemble(run, coordinates=coordinates, weights=weights)
             loader = open_batch_loader(run, coordinates=coordinates, report=reading(display))
+            score_references(loader, assembly.stepper, num_steps=test.num_steps)
             next_batch = 0
             for step in range(test.num_steps):
                 rate = rate_of(step, num_steps=test.num_steps, low=test.low, high=test.high)

@@ -34,6 +34,7 @@ from torch.distributed.tensor import DTensor
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.batch_loader import BatchLoader
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
+from meshwright.engines.native.reference import score_references
 from meshwright.errors import InfeasibleError
 from meshwright.specs.model import Attention, AttentionKind, BaseFormat, Experts, Lora, Model, Rope
 from meshwright.specs.plan import Plan, Schedule
@@ -365,6 +366,7 @@ class _Rehearsed:
         self.run, self.coordinates = run, coordinates
         self.parts: Assembly = assemble(run, coordinates=coordinates)
         self.loader = BatchLoader(run, coordinates=coordinates, corpus=open_data(run))
+        score_references(self.loader, self.parts.stepper, num_steps=NUM_STEPS)
         self.first_gradients: dict[str, Tensor] = {}
 
     def step(self, index: int) -> float:

@@ -2,7 +2,8 @@
 
 A batch is what one process reads for one step: tokens_BT, labels_BT (`IGNORED_LABEL` where none counts), positions_BT,
 and documents_BT where attention stops at document boundaries. Losses are sums over labels; `scale`, one over the labels
-that count in the whole global batch, makes the sum over processes and micro-batches the mean loss.
+that count in the whole global batch, makes the sum over processes and micro-batches the mean loss. With pairs of
+answers a loss is one of a pair, and a batch has reference_B2, unless the reference is the model without its adapters.
 
 B sequences, T tokens of a sequence.
 """
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from meshwright.engines.native.parallel.fsdp import set_gradient_sync
 from meshwright.specs.plan import Plan
+from meshwright.training.models import adapters_of, as_reference
 
 BatchTensors = dict[str, Tensor]
 """Tensors of a batch, by name."""
@@ -36,13 +38,17 @@ class Stepper(Protocol):
         """Logits [B, T, V] of the whole model."""
         ...
 
+    def scores(self, batch: BatchTensors) -> Tensor:
+        """Log-probabilities [B, 2] that the weights as they are, without adapters, give to the answers of pairs."""
+        ...
+
 
 class Accumulation:
     """Gradient accumulation over micro-batches, for a model (or its shards) without pipeline stages."""
 
-    def __init__(self, module: nn.Module, *, plan: Plan) -> None:
-        self.module = module
-        self.plan = plan
+    def __init__(self, module: nn.Module, *, plan: Plan, is_reference: bool = False) -> None:
+        self.module, self.plan = module, plan
+        self.is_reference = is_reference  # the model without its adapters is the reference of pairs
 
     def forward_backward(self, batch: BatchTensors, *, scale: float) -> Tensor:
         """Add the gradients of all micro-batches; the loss, detached."""
@@ -67,8 +73,19 @@ class Accumulation:
         """Logits [B, T, V]."""
         return self.module(tokens_BT)
 
+    def scores(self, batch: BatchTensors) -> Tensor:
+        """Log-probabilities [B, 2], in micro-batches."""
+        return torch.cat([self._scores(m) for m in split_micro_batches(batch, size=self.plan.micro_batch)])
+
+    def _scores(self, micro_batch: BatchTensors) -> Tensor:
+        arguments = dict(micro_batch)
+        with as_reference(self.module, adapters=adapters_of(self.module)):
+            return self.module(arguments.pop("tokens_BT"), **arguments, is_scored=True)
+
     def _forward(self, micro_batch: BatchTensors) -> Tensor:
         arguments = dict(micro_batch)
+        if self.is_reference:
+            arguments["reference_B2"] = self._scores(micro_batch)
         return self.module(arguments.pop("tokens_BT"), **arguments)
 
 

@@ -32,6 +32,7 @@ from meshwright.engines.native.loop_checkpoints import LoopCheckpoints
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
+from meshwright.engines.native.reference import score_references
 from meshwright.engines.native.run_output import (
     RunMeasurements,
     RunOutput,
@@ -49,7 +50,7 @@ from meshwright.training import device, telemetry
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.gemm_tuning import using
 from meshwright.training.metrics import WARM_UP_STEPS, above_peak, spread_of
-from meshwright.training.models import expert_load_ratio
+from meshwright.training.models import expert_load_ratio, rewards_from
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.profiling.profiler import StepProfiler
 from meshwright.training.run_identity import as_document
@@ -69,6 +70,7 @@ class StepOutcome:
     is_asked_to_stop: bool  # any process was
     fault: Fault | None  # not None: the update was not applied
     load_ratio: float  # rows of the busiest expert over the mean; 0 without experts
+    rewards: dict[str, float]  # of pairs of answers; empty without
     prediction_losses: tuple[float, ...]  # of the multi-token prediction modules, each over its labels
     counts: BatchCounts
 
@@ -198,6 +200,9 @@ class Trainer:
 
     def _set_up(self) -> None:
         """Load the checkpoint to resume from, if any, and open outputs and profiler."""
+        if self.loader.needs_reference:
+            with self.progress.phase("computing the reference of the pairs"):
+                score_references(self.loader, self.assembly.stepper, num_steps=self.num_steps)
         self.first_step = self.checkpoints.start()
         self.measured.num_steps = self.first_step
         self.loader.begin_at(self.checkpoints.identity.sequence_offset)
@@ -295,10 +300,12 @@ class Trainer:
         load_LE = self.assembly.collect_expert_load()
         # The load is the same on all processes: each adds its share of the ratio to the sum.
         ratio = 0.0 if load_LE is None else expert_load_ratio(load_LE) / self.coordinates.num_ranks
-        loss, num_stop, num_failed, load_ratio, *predicted = self._sum_over_processes(
+        sums = self.assembly.collect_reward_sums()
+        loss, num_stop, num_failed, load_ratio, *others = self._sum_over_processes(
             local_loss, float(self.request.asked), float(has_failed), ratio,
-            *self.assembly.collect_prediction_losses(),
+            *sums, *self.assembly.collect_prediction_losses(),
         )  # fmt: skip
+        rewards, predicted = others[: len(sums)], others[len(sums) :]
         if num_failed:
             self.checkpoints.wait()  # raises in all processes the disk error of one
         fault: Fault | None = None
@@ -315,6 +322,7 @@ class Trainer:
             self.position.tokens += batch.counts.num_batches * self.run.tokens_per_batch
         return StepOutcome(
             loss=loss, norm=norm, is_asked_to_stop=num_stop > 0, fault=fault, load_ratio=load_ratio,
+            rewards=rewards_from(rewards) if rewards else {},
             prediction_losses=tuple(s / max(1.0, n) for s, n in zip(predicted[::2], predicted[1::2], strict=True)),
             counts=batch.counts,
         )  # fmt: skip
@@ -386,6 +394,8 @@ class Trainer:
             losses = validation_losses(
                 self.loader, self._loss_of, best_by=evaluate.best_by, before_batch=self.watchdog.start_timer
             )
+            if sums := self.assembly.collect_reward_sums():
+                losses = replace(losses, rewards=rewards_from(self._sum_over_processes(torch.zeros(()), *sums)[1:]))
         self.watchdog.stop_timer()
         self.assembly.train_mode()
         self.measured.validation = losses
@@ -439,6 +449,10 @@ class Trainer:
             entry["validation_loss"] = validation.loss
             if validation.named:
                 entry["validation_losses"] = validation.named
+            if validation.rewards:
+                entry["validation_rewards"] = validation.rewards
+        if outcome.rewards:
+            entry["rewards"] = outcome.rewards
         if outcome.prediction_losses:
             entry["prediction_losses"] = list(outcome.prediction_losses)
         if outcome.load_ratio:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch
@@ -21,6 +21,7 @@ class ValidationLosses:
     by_source: Mapping[str, float]
     mean: float  # of the labels of all sources
     best_by: str  # the source whose loss decides, or MEAN
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of all pairs of answers; empty without
 
     @property
     def loss(self) -> float:
@@ -39,11 +40,13 @@ class ValidationLosses:
         >>> losses.describe()
         '1.0000 of code (web 2.0000, code 1.0000, mean 1.5000)'
         """
+        r = self.rewards
+        of_pairs = f", margin {r['margin']:.4f}, accuracy {100 * r['accuracy']:.1f} %" if r else ""
         if not self.named:
-            return f"{self.loss:.4f}"
+            return f"{self.loss:.4f}{of_pairs}"
         each = ", ".join(f"{name} {loss:.4f}" for name, loss in self.named.items())
         of = "" if self.best_by == MEAN else f" of {self.best_by}"
-        return f"{self.loss:.4f}{of} ({each})"
+        return f"{self.loss:.4f}{of} ({each}){of_pairs}"
 
 
 def validation_losses(

@@ -9,7 +9,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,9 +17,8 @@ import torch.distributed as dist
 from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
-from meshwright.specs.run import VALIDATION, Run
-from meshwright.training.data import Corpus
-from meshwright.training.data.packing import SyntheticSamples
+from meshwright.specs.run import TRAINING, VALIDATION, Run
+from meshwright.training.data.corpus import random_corpus
 from meshwright.training.masters import local_part
 
 
@@ -35,7 +33,8 @@ def take_bare_step(
     if coordinates.num_ranks > 1:
         dist.all_reduce(mean)
     load_LE = assembly.collect_expert_load()
-    assembly.collect_prediction_losses()  # resets them
+    assembly.collect_prediction_losses()  # resets them, as the next line does
+    assembly.collect_reward_sums()
     assembly.optimizer.step(learning_rate=learning_rate, accepts=lambda _: True)
     assembly.after_step(load_LE)
     return mean.item()
@@ -45,7 +44,9 @@ def warm_up(run: Run, *, assembly: Assembly, coordinates: MeshCoordinates, num_s
     """Take `num_steps` steps and an evaluation of one batch on random tokens, and undo them. Collective."""
     if num_steps < 1:
         return
-    loader = BatchLoader(run, coordinates=coordinates, corpus=_random_corpus(run))
+    loader = BatchLoader(run, coordinates=coordinates, corpus=random_corpus(run))
+    for name in (TRAINING, f"{VALIDATION} {VALIDATION}"):
+        loader.reference[name] = lambda numbers: np.zeros((len(numbers), 2), np.float32)
     with _restored_states(assembly), _restored_random_states(coordinates.device):
         for step in range(num_steps):
             take_bare_step(
@@ -58,14 +59,8 @@ def warm_up(run: Run, *, assembly: Assembly, coordinates: MeshCoordinates, num_s
         if run.train.evaluate is not None:
             assembly.eval_mode()
             assembly.stepper.loss(loader.validation_batch(VALIDATION, 0).tensors, scale=1.0)
+            assembly.collect_reward_sums()
             assembly.train_mode()
-
-
-def _random_corpus(run: Run) -> Corpus:
-    length, vocab = run.sequence_length, run.model.vocab
-    train = SyntheticSamples(vocab=vocab, sequence_length=length, seed=run.train.seed)
-    held = {} if run.train.evaluate is None else {VALIDATION: replace(train, seed=~run.train.seed)}
-    return Corpus(train=train, validations=held, tokenizer=None, num_tokens=None)
 
 
 @contextmanager

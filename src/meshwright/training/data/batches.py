@@ -127,7 +127,11 @@ class Batches:
 
     def at(self, step: int) -> Batch:
         """This rank's part of global batch `step`, counted from 0."""
-        samples = [self._sample(number) for number in self.sample_numbers(step)]
+        return self.of(self.sample_numbers(step))
+
+    def of(self, numbers: Sequence[int]) -> Batch:
+        """The samples of these numbers, a row each."""
+        samples = [self._sample(number) for number in numbers]
         labels_BT = _stack([s.labels_T for s in samples])
         self._refuse_unknown_tokens(samples)
         return Batch(

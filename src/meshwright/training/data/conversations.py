@@ -3,15 +3,18 @@
     messages         OpenAI: role and content, tool_calls, weight; content is text or a list of text parts
     conversations    ShareGPT: `from` and value; system and tools beside them
     instruction      Alpaca: instruction, input and output; system and history beside them
+    chosen, rejected TRL: two answers to one prompt, which is beside them or what both begin with
 
 Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning (`weight`, `tool_calls`, `tools`);
 https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md (ShareGPT, Alpaca, `history`);
-https://docs.axolotl.ai/docs/dataset-formats/conversation.html (`train`).
+https://docs.axolotl.ai/docs/dataset-formats/conversation.html (`train`);
+https://huggingface.co/docs/trl/dataset_formats (`chosen`, `rejected`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,6 +92,45 @@ def prompt_conversation(record: Mapping[str, Any], prompt: Any, completion: Any)
     asked, said = conversation_of({}, prompt), conversation_of({}, completion)
     pairs = [(message, False) for message in asked.messages]
     return _conversation(record, [*pairs, *zip(said.messages, said.trained or (), strict=True)])
+
+
+def answer_conversations(
+    record: Mapping[str, Any], prompt: Any, chosen: Any, rejected: Any
+) -> tuple[Conversation, Conversation]:
+    """The conversations of two answers that are lists of messages; the assistant's behind the prompt are trained.
+
+    The prompt is a list of messages, or else the messages with which both answers begin; a text beside them repeats
+    what they say. Raises InputError where both say nothing in common and there is only the text.
+    """
+    good, bad = conversation_of({}, chosen), conversation_of({}, rejected)
+    num, asked = 0, ()
+    if prompt is not None and not is_text(prompt):
+        asked = conversation_of({}, prompt).messages
+    else:
+        num = num_shared(good.messages, bad.messages)
+        asked = good.messages[:num]
+    if prompt is not None and not asked:
+        raise InputError("prompt is text, and the answers are lists of messages", hint="make prompt a list of messages")
+
+    def after(talk: Conversation) -> Conversation:
+        said = zip(talk.messages[num:], (talk.trained or ())[num:], strict=True)
+        return _conversation(record, [*((message, False) for message in asked), *said])
+
+    return after(good), after(bad)
+
+
+def num_shared(one: Sequence[Any], other: Sequence[Any]) -> int:
+    """Length of what both begin with.
+
+    >>> num_shared("1 + 1 = 2", "1 + 1 = 3")
+    8
+    """
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def is_text(value: Any) -> bool:
+    """True for text that is no list of messages in JSON, which columns of CSV and Parquet hold."""
+    return isinstance(value, str) and re.match(r"\s*\[\s*{", value) is None
 
 
 def _conversation(record: Mapping[str, Any], pairs: Sequence[tuple[Message, bool]]) -> Conversation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,14 @@ from meshwright.training.data.bpe import bpe_tokenizer
 from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import (
     Samples,
-    StreamSamples,
     SyntheticSamples,
-    WholeSamples,
+    TextSamples,
+    pair_samples,
     require_samples,
     stream_samples,
     whole_samples,
 )
+from meshwright.training.data.records import RecordFormat
 from meshwright.training.data.source import DocumentSource, TokenFiles, in_turns, is_from_hub, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
@@ -103,18 +104,15 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
     absent.
     """
     cache = default_cache() if cache is None else cache
-    length, is_evaluated = run.sequence_length, run.train.evaluate is not None
+    is_evaluated = run.train.evaluate is not None
     if run.data.is_synthetic:
         _refuse_validation_of_random_tokens(run)
-        train = SyntheticSamples(vocab=run.model.vocab, sequence_length=length, seed=run.train.seed)
-        held = SyntheticSamples(vocab=run.model.vocab, sequence_length=length, seed=~run.train.seed)
-        validations = {VALIDATION: held} if is_evaluated else {}
-        return Corpus(train=train, validations=validations, tokenizer=None, num_tokens=None)
+        return random_corpus(run)
 
     sources = {name: open_source(source.path, cache=cache) for name, source in run.data.sources.items()}
     tokenizer = _tokenizer(run, sources, cache)
-    parts: dict[str, StreamSamples | WholeSamples] = {}
-    held_out: dict[str, StreamSamples | WholeSamples] = {}
+    parts: dict[str, TextSamples] = {}
+    held_out: dict[str, TextSamples] = {}
     places = dict(run.data.validation_sources) if is_evaluated else {}
     notes = notes_on_end(tokenizer)
     num_tokens, num_conversations = 0, []
@@ -124,7 +122,7 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         num_conversations.append((store.counts or {}).get("num_conversations"))
         extents = everything(store)
         if is_evaluated and not run.data.validation_sources:
-            split = hold_out(store, whole_documents=store.is_masked)
+            split = hold_out(store, whole_documents=store.is_masked, group=1 if run.train.preference is None else 2)
             extents, held = split.train, name if len(sources) > 1 else VALIDATION
             held_out[held] = _samples(store, split.validation, run, pads_short=True)
             places[held] = f"the validation part of {source.name}"
@@ -162,7 +160,19 @@ def _is_same(one: DocumentSource | TokenFiles, other: DocumentSource | TokenFile
     return one.fingerprint == other.fingerprint
 
 
-def _mixed(data: Data, parts: Mapping[str, StreamSamples | WholeSamples]) -> Samples:
+def random_corpus(run: Run) -> Corpus:
+    """Random tokens in the shape of the data of `run`: documents, or pairs of answers."""
+    train = SyntheticSamples(
+        vocab=run.model.vocab,
+        sequence_length=run.sequence_length,
+        seed=run.train.seed,
+        num_documents=1 if run.train.preference is None else 2,
+    )
+    validations = {} if run.train.evaluate is None else {VALIDATION: replace(train, seed=~run.train.seed)}
+    return Corpus(train=train, validations=validations, tokenizer=None, num_tokens=None)
+
+
+def _mixed(data: Data, parts: Mapping[str, TextSamples]) -> Samples:
     if isinstance(data.source, str):
         return parts[TRAINING]
     return Mixture(sources=parts, weights={name: source.weight for name, source in data.sources.items()})
@@ -179,8 +189,25 @@ def _open_store(
 ) -> tuple[TokenStore, tuple[str, ...]]:
     """The tokens of a source, all in the model's vocabulary, and notes about its records."""
     store = _tokens(source, tokenizer, cache, report)
+    require_pairs(store, name=name, wants_pairs=run.train.preference is not None)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
     return store, _reading_notes(name, source, store)
+
+
+def require_pairs(store: TokenStore, *, name: str, wants_pairs: bool) -> None:
+    """Raise InputError where the data has pairs of answers and cross-entropy is trained, or the other way round."""
+    formats = set((store.counts or {}).get("formats", ()))
+    if wants_pairs and formats != {RecordFormat.PREFERENCE}:
+        raise InputError(
+            f"{name}: train.preference needs pairs of answers", got=", ".join(sorted(formats)) or "tokens",
+            allowed="records with chosen and rejected, and perhaps prompt",
+            hint="leave train.preference out to train on these",
+        )  # fmt: skip
+    if not wants_pairs and RecordFormat.PREFERENCE in formats:
+        raise InputError(
+            f"{name} has pairs of answers, which cross-entropy does not tell apart",
+            hint="--set train.preference=dpo; or name the key of one answer: source: NAME?text=chosen",
+        )
 
 
 def require_sources(run: Run) -> None:
@@ -262,10 +289,10 @@ def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenS
     return (*(f"{name}: {line}" for line in of_source), *describe_records(name, store.counts))
 
 
-def _samples(
-    store: TokenStore, extents: Extents, run: Run, *, pads_short: bool = False
-) -> StreamSamples | WholeSamples:
-    """Answers keep their prompts: a corpus with a mask is packed by whole documents."""
+def _samples(store: TokenStore, extents: Extents, run: Run, *, pads_short: bool = False) -> TextSamples:
+    """Answers keep their prompts: a corpus with a mask is packed by whole documents, or in pairs."""
+    if run.train.preference is not None:
+        return pair_samples(store, extents, sequence_length=run.sequence_length)
     if store.is_masked:
         return whole_samples(store, extents, sequence_length=run.sequence_length)
     return stream_samples(

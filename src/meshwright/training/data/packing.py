@@ -177,19 +177,62 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
 
 
 @dataclass(frozen=True, kw_only=True)
+class PairSamples:
+    """Pairs of answers to one prompt, one pair a sample: document 0 is the chosen one, 1 the rejected one.
+
+    Each has up to half of the positions.
+    """
+
+    store: TokenStore
+    sequence_length: int
+    ranges_P22: np.ndarray = field(repr=False)  # of both documents, after the cut
+    usage: DataUsage
+
+    @property
+    def num_samples(self) -> int:
+        """P."""
+        return len(self.ranges_P22)
+
+    def sample(self, number: int) -> Sample:
+        """Return the pair."""
+        (a, b), (c, d) = self.ranges_P22[number].tolist()
+        tokens, trained = ([read(a, b), read(c, d)] for read in (self.store.tokens, self.store.trained))
+        begins = np.array([0, b - a])
+        return assemble(np.concatenate(tokens), np.concatenate(trained), begins, length=self.sequence_length)
+
+
+def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> PairSamples:
+    """The pairs of these extents, in order. A pair is skipped if an answer has no label within half of the sample."""
+    half = sequence_length // 2
+    documents = count_document_labels(store, extents, sequence_length=half - 1)
+    stops_D = documents.starts_D + np.minimum(documents.lengths_D, half)
+    all_P22 = np.stack([documents.starts_D, stops_D], axis=1).reshape(-1, 2, 2)
+    kept_P = (documents.labels_D.reshape(-1, 2) > 0).all(axis=1)
+    ranges_P22 = all_P22[kept_P]
+    # Both documents as one range that is as long, for the counts.
+    joined_P2 = np.stack([ranges_P22[:, 0, 0], ranges_P22[:, 0, 1] + np.diff(ranges_P22[:, 1])[:, 0]], axis=1)
+    usage = usage_of_documents(
+        documents, joined_P2, sequence_length=sequence_length, num_skipped=int((~kept_P).sum()), kept_tokens=half
+    )
+    return PairSamples(store=store, sequence_length=sequence_length, ranges_P22=ranges_P22, usage=usage)
+
+
+@dataclass(frozen=True, kw_only=True)
 class SyntheticSamples:
-    """Random tokens: the load of training without data. Every sample is one document, and no two are alike."""
+    """Random tokens: the load of training without data. No two samples are alike."""
 
     vocab: int
     sequence_length: int
     seed: int = 0
     num_samples: int = 1 << 40
+    num_documents: int = 1  # of a sample, equally long; two are a pair of answers
 
     def sample(self, number: int) -> Sample:
         """Uniform tokens from a generator of this number's own."""
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed % 2**64, number], dtype=np.uint64)))
         tokens_N = generator.integers(0, self.vocab, size=self.sequence_length + 1, dtype=np.int64)
-        return assemble(tokens_N, np.ones(len(tokens_N), bool), np.zeros(1, np.int64), length=self.sequence_length)
+        begins = np.arange(self.num_documents) * self.sequence_length // self.num_documents
+        return assemble(tokens_N, np.ones(len(tokens_N), bool), begins, length=self.sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -259,9 +302,12 @@ def _fit(values_N: np.ndarray, length: int, padding: int) -> np.ndarray:
     return np.concatenate([values_N, np.full(length - len(values_N), padding, values_N.dtype)])
 
 
-def require_samples(samples: StreamSamples | WholeSamples, *, name: str, needed: int) -> None:
+TextSamples = StreamSamples | WholeSamples | PairSamples
+
+
+def require_samples(samples: TextSamples, *, name: str, needed: int) -> None:
     """Raise InputError when a corpus has no label, or fewer samples than one global batch."""
-    if isinstance(samples, WholeSamples) or samples.num_samples:
+    if not isinstance(samples, StreamSamples) or samples.num_samples:
         require_labels(samples.usage, name=name, sequence_length=samples.sequence_length)
     if samples.num_samples < needed:
         what = f"one global batch needs {needed} samples of {samples.sequence_length} tokens"

@@ -5,6 +5,7 @@
     messages    a conversation in OpenAI's form: the assistant's messages are trained on
     sharegpt    a conversation in ShareGPT's form
     alpaca      an instruction, an input and an output: a conversation of two messages
+    preference  a chosen and a rejected answer to one prompt: two documents, for `train.preference`
 
 The first record of a file decides; a record of another format, of none, or of several is refused with its line. Keys
 that play no part are counted.
@@ -22,8 +23,11 @@ from meshwright.errors import InputError, nearest
 from meshwright.training.data.conversations import (
     REASONING_KEYS,
     Conversation,
+    answer_conversations,
     conversation_of,
     instruction_conversation,
+    is_text,
+    num_shared,
     prompt_conversation,
 )
 from meshwright.training.data.documents import Chat, TextDocument, TextSpan
@@ -44,6 +48,7 @@ class RecordFormat(StrEnum):
     MESSAGES = "messages"
     SHAREGPT = "sharegpt"
     ALPACA = "alpaca"
+    PREFERENCE = "preference"
 
 
 class Answers(StrEnum):
@@ -124,19 +129,23 @@ def read_records(
         record = {key: value for key, value in given.items() if value is not None}
         try:
             if rules.text_key is not None:
-                document = TextDocument(text=_text(record, rules.text_key))
+                documents = (TextDocument(text=_text(record, rules.text_key)),)
                 counts.formats[RecordFormat.TEXT.value] += 1
             else:
                 of_file = _format(record, of_file, is_forced=rules.format is not None, keys=_keys(given))
-                document = _document(record, of_file, rules=rules, chat=chat, counts=counts)
+                read = _answers if of_file is RecordFormat.PREFERENCE else _document
+                documents = read(record, of_file, rules=rules, chat=chat, counts=counts)
                 counts.formats[of_file.value] += 1
-            _require_characters(document.text)
+            for document in documents:
+                _require_characters(document.text)
         except InputError as error:
             error.message = f"{where}: {error.message}"
             raise
-        counts.num_empty += not document.text
-        counts.num_conversations += document.is_rendered
-        yield document
+        counts.num_conversations += documents[0].is_rendered
+        if all(document.text for document in documents):
+            yield from documents
+        else:
+            counts.num_empty += 1
 
 
 def _format(record: Mapping[str, Any], of_file: RecordFormat | None, *, is_forced: bool, keys: str) -> RecordFormat:
@@ -149,7 +158,7 @@ def _format(record: Mapping[str, Any], of_file: RecordFormat | None, *, is_force
     if not fitting:
         raise InputError(
             "a record of no known format", got=keys,
-            allowed="text; prompt and completion; messages; conversations; instruction and output",
+            allowed="text; prompt and completion; messages; conversations; instruction and output; chosen and rejected",
             hint=("remove the records whose text is null, or " if "(null)" in keys else "")
             + "name the key that holds the text: source: NAME?text=KEY",
         )  # fmt: skip
@@ -172,6 +181,8 @@ def _fitting(record: Mapping[str, Any]) -> Iterator[RecordFormat]:
                 first is None and key != "messages" and isinstance(value, str)
             )
             yield RecordFormat.SHAREGPT if is_sharegpt else RecordFormat.MESSAGES
+    if "chosen" in record and "rejected" in record:
+        yield RecordFormat.PREFERENCE
     if "instruction" in record and any(key in record for key in _OUTPUTS):
         yield RecordFormat.ALPACA
     if _prompt_keys(record):
@@ -186,18 +197,16 @@ def _prompt_keys(record: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _document(
     record: Mapping[str, Any], kind: RecordFormat, *, rules: RecordRules, chat: Chat, counts: RecordCounts
-) -> TextDocument:
+) -> tuple[TextDocument]:
     used: tuple[str, ...]
     if kind is RecordFormat.TEXT:
         _count_unused(record, ("text",), counts)
-        return TextDocument(text=_text(record, "text"))
+        return (TextDocument(text=_text(record, "text")),)
     if kind is RecordFormat.PROMPT:
         ask, answer = _only(_prompt_keys(record))
         if isinstance(record[ask], str):
             _count_unused(record, (ask, answer), counts)
-            prompt, completion = _text(record, ask), _text(record, answer)
-            span = TextSpan(len(prompt), len(prompt) + len(completion))
-            return TextDocument(text=prompt + completion, trained=(span,))
+            return (_answered(_text(record, ask), _text(record, answer)),)
         used = (ask, answer, "tools", "chat_template_kwargs")
         conversation = prompt_conversation(record, record[ask], record[answer])
     elif kind is RecordFormat.ALPACA:
@@ -212,7 +221,34 @@ def _document(
         conversation = conversation_of(record, record[key])
     _count_unused(record, used, counts)
     _count_unread(conversation, chat, counts)
-    return chat.render(replace(conversation, trained=_trained(conversation, rules.answers)))
+    return (chat.render(replace(conversation, trained=_trained(conversation, rules.answers))),)
+
+
+def _answered(prompt: str, answer: str) -> TextDocument:
+    return TextDocument(text=prompt + answer, trained=(TextSpan(len(prompt), len(prompt) + len(answer)),))
+
+
+def _answers(
+    record: Mapping[str, Any], kind: RecordFormat, *, rules: RecordRules, chat: Chat, counts: RecordCounts
+) -> tuple[TextDocument, TextDocument]:
+    """The chosen and the rejected answer, each behind the prompt: the record's, or else what both begin with."""
+    chosen, rejected, prompt = record["chosen"], record["rejected"], record.get("prompt")
+    if is_text(chosen):
+        _count_unused(record, ("prompt", "chosen", "rejected"), counts)
+        chosen, rejected = _text(record, "chosen"), _text(record, "rejected")
+        if prompt is None:
+            split = num_shared(chosen, rejected)
+            split -= split > 0 and chosen[split - 1] == " "  # a space belongs to the word behind it
+            prompt, chosen, rejected = chosen[:split], chosen[split:], rejected[split:]
+        else:
+            prompt = _text(record, "prompt")
+        return _answered(prompt, chosen), _answered(prompt, rejected)
+    used = ("chosen", "rejected", "tools", "chat_template_kwargs")
+    _count_unused(record, used if prompt is None or is_text(prompt) else ("prompt", *used), counts)
+    good, bad = answer_conversations(record, prompt, chosen, rejected)
+    for conversation in (good, bad):
+        _count_unread(conversation, chat, counts)
+    return chat.render(good), chat.render(bad)
 
 
 def _trained(conversation: Conversation, answers: Answers) -> list[bool]:

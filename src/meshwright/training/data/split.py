@@ -55,19 +55,19 @@ def num_held_out(num_tokens: int) -> int:
     return min(max(1, least, int(num_tokens * HELD_OUT_RATIO)), MOST_HELD_OUT_TOKENS)
 
 
-def hold_out(store: TokenStore, *, whole_documents: bool) -> Split:
+def hold_out(store: TokenStore, *, whole_documents: bool, group: int = 1) -> Split:
     """Split a corpus into training and validation parts.
 
     If a document has more tokens than are still to be held out, its end is held out. `whole_documents` holds
-    it out whole; a corpus of one document then has no validation part.
+    it out whole; a corpus of one document then has no validation part. `group` documents at a time stay together.
     """
     wanted = num_held_out(store.num_tokens)
-    order = Permutation(length=store.num_documents, seed=_ORDER_SEED)
+    order = Permutation(length=store.num_documents // group, seed=_ORDER_SEED)
     ranges: list[tuple[int, int]] = []
-    most = store.num_documents - 1 if whole_documents else store.num_documents
+    most = store.num_documents // group - (1 if whole_documents else 0)
     for place in range(most):
-        document = int(order.at(place)[0])
-        start, stop = store.start_of(document), store.start_of(document + 1)
+        document = int(order.at(place)[0]) * group
+        start, stop = store.start_of(document), store.start_of(document + group)
         start = start if whole_documents else max(start, stop - wanted)
         ranges.append((start, stop))
         wanted -= stop - start

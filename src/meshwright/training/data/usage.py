@@ -110,14 +110,22 @@ class DataUsage:
 
 
 def usage_of_documents(
-    documents: DocumentLabels, ranges_P2: np.ndarray, *, sequence_length: int, num_skipped: int
+    documents: DocumentLabels,
+    ranges_P2: np.ndarray,
+    *,
+    sequence_length: int,
+    num_skipped: int,
+    kept_tokens: int | None = None,
 ) -> DataUsage:
-    """Counts of whole documents, packed into the samples of `ranges_P2`."""
+    """Counts of whole documents, packed into the samples of `ranges_P2`.
+
+    `kept_tokens`: of a document; None: all that a sample and its last label hold.
+    """
     num_positions = max(1, len(ranges_P2) * sequence_length)
     padding_P = np.maximum(0, sequence_length - (ranges_P2[:, 1] - ranges_P2[:, 0]))
     return DataUsage(
         num_documents=len(documents.starts_D),
-        num_cut=int((documents.lengths_D > sequence_length + 1).sum()),
+        num_cut=int((documents.lengths_D > (kept_tokens or sequence_length + 1)).sum()),
         num_without_labels=int((documents.labels_D == 0).sum()),
         longest_tokens=int(documents.lengths_D.max(initial=0)),
         num_samples=len(ranges_P2),

@@ -22,6 +22,7 @@ from meshwright.errors import InputError
 from meshwright.files import default_cache
 from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.run import SYNTHETIC
+from meshwright.training.data.corpus import require_pairs
 from meshwright.training.data.source import TokenFiles, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
 from meshwright.training.data.store import TokenStore, open_store
@@ -87,6 +88,7 @@ def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> T
     else:
         tokenizer = trained.require_tokenizer()
         store = tokenise(opened, tokenizer, cache=cache)
+        require_pairs(store, name=source, wants_pairs=False)
     require_vocab(store, vocab=trained.model.vocab, cache=cache)
     if not is_held_out:
         return Text(name=source, store=store, extents=everything(store), tokenizer=tokenizer)

@@ -25,10 +25,12 @@ from meshwright.training.models.lora import (
     QkvAdapter,
     adapted,
     adapter_matrices,
+    adapters_of,
     add_adapters,
     merge_adapters,
 )
 from meshwright.training.models.multi_token import collect_prediction_losses
+from meshwright.training.models.preference import as_reference, collect_reward_sums, rewards_from
 from meshwright.training.models.transformer import Block, Transformer, TransformerOptions
 
 __all__ = [
@@ -40,11 +42,14 @@ __all__ = [
     "TransformerOptions",
     "adapted",
     "adapter_matrices",
+    "adapters_of",
     "add_adapters",
+    "as_reference",
     "build_model",
     "check_model",
     "collect_expert_load",
     "collect_prediction_losses",
+    "collect_reward_sums",
     "configure_router_losses",
     "expert_load_ratio",
     "init_adapters",
@@ -53,5 +58,6 @@ __all__ = [
     "merge_adapters",
     "named_seed",
     "reset_buffers",
+    "rewards_from",
     "update_routing_bias",
 ]

@@ -68,7 +68,7 @@ class GroupedAttention(nn.Module):
     def forward(self, x_BTD: Tensor, layout: LayerLayout) -> Tensor:
         """[B, T, D]."""
         q_BTX, k_BTX, v_BTX = self.query(x_BTD), self.key(x_BTD), self.value(x_BTD)
-        if self.qkv is not None:
+        if self.qkv is not None and not self.qkv.is_off:
             q_BTX, k_BTX, v_BTX = map(torch.add, (q_BTX, k_BTX, v_BTX), self.qkv(x_BTD))
         q_BTHK = self._normalised(self.query_norm, q_BTX)
         k_BTGK = self._normalised(self.key_norm, k_BTX)

@@ -67,7 +67,9 @@ class FrozenLinear(nn.Linear):
 
 
 class LoraLinear(FrozenLinear):
-    """A frozen linear layer with an adapter."""
+    """A frozen linear layer with an adapter, which can be switched off."""
+
+    is_off = False
 
     def __init__(self, base: nn.Linear, lora: Lora, *, dtype: torch.dtype) -> None:
         super().__init__(base, base_format=lora.base_format)
@@ -80,12 +82,16 @@ class LoraLinear(FrozenLinear):
     def forward(self, input: Tensor) -> Tensor:
         """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
         base = super().forward(input)
+        if self.is_off:
+            return base
         narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
         return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
 
 
 class QkvAdapter(nn.Module):
     """The adapter of query, key and value as one matrix [(H + G) K + G V, D]."""
+
+    is_off = False
 
     def __init__(self, attention: GroupedAttention, lora: Lora, *, dtype: torch.dtype) -> None:
         super().__init__()
@@ -173,6 +179,11 @@ def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     for name, module in built.named_modules():
         if isinstance(module, LoraLinear):
             yield name, module
+
+
+def adapters_of(built: nn.Module) -> Iterator[LoraLinear | QkvAdapter]:
+    """All adapters."""
+    yield from (module for module in built.modules() if isinstance(module, LoraLinear | QkvAdapter))
 
 
 def adapter_matrices(built: nn.Module, *, prefix: str = "") -> Iterator[tuple[str, nn.Linear]]:

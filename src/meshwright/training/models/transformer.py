@@ -32,13 +32,14 @@ from meshwright.kernels.linear import linear
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.traffic import AUTOMATIC
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
-from meshwright.specs.run import MTP_LOSS_WEIGHT
+from meshwright.specs.run import MTP_LOSS_WEIGHT, Preference
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.models.families import is_dense
 from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.multi_token import PredictionModule, prediction_loss, with_gradient_of
 from meshwright.training.models.norm import ResidualSum, make_norm
+from meshwright.training.models.preference import NUM_SUMS, log_probabilities, pair_losses, sums_of
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
@@ -51,6 +52,7 @@ class TransformerOptions:
     z_loss: float = 0.0  # coefficient of the squared log-partition function
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
     loss_chunk: int | str = "auto"  # tokens whose logits are in memory at once; "all"
+    preference: Preference | None = None  # loss of pairs of answers in place of cross-entropy
 
 
 class Block(nn.Module):
@@ -87,7 +89,7 @@ class Block(nn.Module):
 
 
 class Head(nn.Linear):
-    """Logits, or with labels the summed loss: then logits never exist for more than a chunk of tokens.
+    """Logits, or with labels the loss, summed or of each token: logits then exist for a chunk of tokens at most.
 
     The loss is computed here and not in the trainer, because a sharded weight is gathered only in this forward.
     """
@@ -97,7 +99,10 @@ class Head(nn.Linear):
         self.options, self.cap = options, model.logit_cap
 
     def forward(self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
-        """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's)."""
+        """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's).
+
+        With pairs of answers the losses of tokens, [B, T].
+        """
         if labels_BT is None:
             return capped(linear(input, self.weight), self.cap)
         return self.loss(input, self.weight, labels_BT, weights_BT)
@@ -111,8 +116,9 @@ class Head(nn.Linear):
         *,
         group: ProcessGroup | None = None,
     ) -> Tensor:
-        """The summed loss of `weight_VD`; with `group` its ranks have a part of the vocabulary each."""
-        return linear_cross_entropy(
+        """The loss of `weight_VD`; with `group` its ranks have a part of the vocabulary each."""
+        sums = self.options.preference is None
+        losses = linear_cross_entropy(
             h_BTD.flatten(0, 1),
             weight_VD,
             labels_BT.flatten(),
@@ -121,7 +127,9 @@ class Head(nn.Linear):
             z_loss=self.options.z_loss,
             cap=self.cap,
             chunk_logits=self._chunk_logits(labels_BT.numel(), vocab=weight_VD.shape[0]),
+            reduction="sum" if sums else "none",
         )
+        return losses if sums else losses.view(labels_BT.shape)
 
     def _chunk_logits(self, num_tokens: int, *, vocab: int) -> int:
         """Logits in memory at once. Without gradients, a chunk that was chosen for them is not needed."""
@@ -148,6 +156,8 @@ class Transformer(nn.Module):
     the last stage. A last stage that is not the first has a copy of the embedding for `predictions`.
     """
 
+    reward_sums: Tensor
+
     def __init__(
         self, model: Model, *, layers: range, is_first: bool, is_last: bool, options: TransformerOptions
     ) -> None:
@@ -162,6 +172,8 @@ class Transformer(nn.Module):
         self.predictions = nn.ModuleDict(_predictions(model, options) if is_last else {})
         has_copy = bool(self.predictions) and not is_first
         self.prediction_embedding = _embedding(model) if has_copy else None
+        if is_last and options.preference is not None:
+            self.register_buffer("reward_sums", torch.zeros(NUM_SUMS), persistent=False)
         self.tie()
 
     def blocks(self) -> dict[str, Block]:
@@ -182,8 +194,13 @@ class Transformer(nn.Module):
         labels_BT: Tensor | None = None,
         weights_BT: Tensor | None = None,
         stream_BT: Tensor | None = None,
+        reference_B2: Tensor | None = None,
+        is_scored: bool = False,
     ) -> Tensor:
         """Return logits [B, T, V]; given labels, the weighted sum of the losses of all tokens (fp32 scalar).
+
+        With pairs of answers the sum of the losses of pairs; `reference_B2` has the reference's log-probabilities of
+        the answers. `is_scored`: the answers' log-probabilities [B, 2] in place of their loss.
 
         In training, multi-token prediction adds to the gradient of that loss, not to the loss. A last stage needs the
         tokens for it: `stream_BT`.
@@ -200,6 +217,14 @@ class Transformer(nn.Module):
         if self.norm is None or self.head is None:
             return x_BTD
         out = self.head(self.norm(x_BTD), labels_BT, weights_BT)
+        if labels_BT is not None and self.options.preference is not None:
+            assert documents_BT is not None  # the two answers of a row
+            log_p_B2, lengths_B2 = log_probabilities(out, labels_BT=labels_BT, documents_BT=documents_BT)
+            if is_scored:
+                return log_p_B2
+            losses_B, rewards_B2 = pair_losses(self.options.preference, log_p_B2, lengths_B2, reference_B2)
+            self.reward_sums += sums_of(rewards_B2, lengths_B2)
+            return losses_B.sum()
         if not self.predictions or labels_BT is None or not self.training:
             return out
         embedding = self.embedding if self.prediction_embedding is None else self.prediction_embedding

@@ -67,7 +67,7 @@ class LoraColwiseParallel(_Adapted):
         a, b = _local(layer.lora_a.weight, gradient=Partial()), _local(layer.lora_b.weight)
         bias = None if layer.bias is None else _local(layer.bias)
         out = linear(x_BTD, _local(layer.weight), bias)
-        return out + _adapted(layer.dropout(x_BTD), a, b, scale=layer.scale)
+        return out if layer.is_off else out + _adapted(layer.dropout(x_BTD), a, b, scale=layer.scale)
 
 
 class LoraRowwiseParallel(_Adapted):
@@ -86,7 +86,8 @@ class LoraRowwiseParallel(_Adapted):
         x_BTD = _local(input)
         a, b = _local(layer.lora_a.weight), _local(layer.lora_b.weight, gradient=Partial())
         partial = linear(x_BTD, _local(layer.weight))
-        partial = partial + _adapted(_dropout(layer, x_BTD, mesh), a, b, scale=layer.scale)
+        if not layer.is_off:
+            partial = partial + _adapted(_dropout(layer, x_BTD, mesh), a, b, scale=layer.scale)
         whole = DTensor.from_local(partial, mesh, [Partial()], run_check=False)
         whole = whole.redistribute(mesh, [self.output]).to_local()
         return whole if layer.bias is None else whole + _local(layer.bias)
