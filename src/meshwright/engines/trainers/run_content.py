@@ -60,11 +60,12 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     component, kind = _builder(settings)
     _ask(settings)
     task = lora_task(settings, kind=kind)
+    pairs = _preference(settings, task)
     parallel = _parallel(settings, target)
     precision = _precision(settings, is_full=not task)
     content: dict[str, Any] = {
         **_model(settings, component=component, instead=over.value.get("model")),
-        "data": {"sequence_length": settings.count("sequence_length")},
+        "data": {"sequence_length": (settings.count("sequence_length") or 0) * (2 if pairs else 1)},
         "batch": _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"]),
         "optimizer": _optimizer(settings),
         "precision": precision,
@@ -72,11 +73,11 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
         "parallel": parallel,
         "engine": "native",
         "stack": _stack(settings, target, precision=precision),
-        "train": _train(settings),
+        "train": _train(settings) | pairs,
         **task,
     }
     settings.notes.append("data are not carried over: the run has random tokens, which fill every sequence")
-    if not settings.truth("packing"):
+    if pairs or not settings.truth("packing"):
         settings.notes.append(
             f"samples are not packed: shorter ones are padded to the longest of their batch, at most "
             f"{settings.count('sequence_length')} tokens; the estimate has batches of full sequences"
@@ -95,6 +96,31 @@ def _builder(settings: Settings) -> tuple[str | None, str | None]:
     component = name.rpartition(".")[2]
     kind = next((kind for kind in ("qlora", "lora") if component.startswith(f"{kind}_")), "none")
     return component.removeprefix(f"{kind}_"), kind
+
+
+def _preference(settings: Settings, task: dict[str, Any]) -> dict[str, Any]:
+    """Return the key of `train` for pairs of answers, each as long as the sequences of the trainer; else nothing.
+
+    Trainers switch the dropout of adapters off, here in `task`, so that the reference is the same function.
+    """
+    if not settings.text("preference"):
+        return {}
+    loss = settings.text("preference_loss") or "dpo"
+    margin = settings.number("preference_margin") if loss == "simpo" else None
+    smoothing = settings.number("preference_smoothing") if loss == "dpo" else None
+    found = {"beta": settings.number("preference_beta"), "margin": margin, "label_smoothing": smoothing}
+    if task and task["lora"]["dropout"]:
+        task["lora"]["dropout"] = 0.0
+        settings.notes.append(
+            f"{settings.key('dropout')} is read as 0: {settings.table.title} switches it off for pairs"
+        )
+    is_precomputed = settings.truth("precomputed_reference")
+    if loss == "dpo" and task and is_precomputed:
+        settings.notes += not_estimated(["log-probabilities of the reference that are computed before the first step"])
+    elif loss == "dpo" and not task and not is_precomputed:
+        settings.notes += not_estimated(["a copy of the model as the reference, and its forward pass in each step"])
+    settings.notes.append("data.sequence_length holds both answers of a pair: twice the trainer's sequence")
+    return {"preference": {"loss": loss} | {key: value for key, value in found.items() if value is not None}}
 
 
 def _ask(settings: Settings) -> None:

@@ -8,9 +8,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright import runfile
+from meshwright.engines.native.check import check
 from meshwright.engines.recognition import recognised
 from meshwright.engines.trainers.run_content import import_trainer
 from meshwright.errors import InputError
+from meshwright.specs.run import Preference, PreferenceLoss
 
 TRAINING_ARGUMENTS = {
     "model_name_or_path": "Qwen/Qwen3-8B", "max_length": 4096, "output_dir": "out", "per_device_train_batch_size": 2,
@@ -130,6 +132,39 @@ def test_trl(read):
     assert not any("not packed" in note for note in read.notes)
 
 
+@pytest.mark.parametrize(
+    ("content", "preference"),
+    [
+        (AXOLOTL | {"rl": "dpo", "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_dropout": 0.1,
+                    "lora_target_linear": True, "rl_beta": 0.2}, Preference(beta=0.2)),
+        (LLAMA_FACTORY | {"stage": "dpo", "lora_dropout": 0.1, "dpo_label_smoothing": 0.1},
+         Preference(label_smoothing=0.1)),
+        (LLAMA_FACTORY | {"stage": "dpo", "pref_loss": "simpo", "pref_beta": 2.0, "simpo_gamma": 1.0},
+         Preference(loss=PreferenceLoss.SIMPO, beta=2.0, margin=1.0)),
+        (LLAMA_FACTORY | {"stage": "dpo", "pref_loss": "orpo", "simpo_gamma": 1.0},
+         Preference(loss=PreferenceLoss.ORPO)),
+    ],
+)  # fmt: skip
+def test_losses_of_pairs(read, content, preference):
+    """Both answers of a pair are one sequence here, and trainers give each their whole length."""
+    plain = read(content | {"stage": "sft"} if "stage" in content else AXOLOTL)
+    run = read(content)
+
+    assert run.train.preference == preference
+    assert run.sequence_length == 2 * plain.sequence_length
+    assert run.global_batch == plain.global_batch
+    assert run.lora.dropout == 0.0
+    assert not [problem for problem in check(run) if problem.key.startswith("train.preference")]
+    assert any("dropout is read as 0" in note for note in read.notes) == ("lora_dropout" in content)
+
+
+def test_the_reference_of_all_weights_is_not_estimated(read):
+    read(AXOLOTL | {"rl": "dpo"})
+    assert any("a copy of the model as the reference" in note for note in read.notes)
+    read(AXOLOTL | {"rl": "dpo", "precompute_ref_log_probs": True})
+    assert not any("reference" in note for note in read.notes)
+
+
 def test_axolotl(read):
     run = read(AXOLOTL, cluster="h100-8x2")
 
@@ -230,8 +265,11 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (AXOLOTL | {"rl": "dpo"}, "preference objectives.* rl: \"dpo\""),
-        (LLAMA_FACTORY | {"stage": "kto"}, "stage: \"kto\""),
+        (AXOLOTL | {"rl": "grpo"}, "rl: run files do not have it"),
+        (AXOLOTL | {"rl": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: 0.1"),
+        (LLAMA_FACTORY | {"stage": "kto"}, "stage: run files do not have it"),
+        (LLAMA_FACTORY | {"stage": "dpo", "pref_loss": "ipo"}, "pref_loss: run files do not have it"),
+        (LLAMA_FACTORY | {"stage": "dpo", "pref_ftx": 1.0}, "pref_ftx: 1.0"),
         (LLAMA_FACTORY | {"finetuning_type": "oft"}, "finetuning_type: run files do not have it"),
         (TRL | {"num_generations": 8}, "num_generations: 8"),
         (TRL | {"lora_modules_to_save": ["lm_head"], "use_dora": True}, "lora_modules_to_save.*use_dora"),
