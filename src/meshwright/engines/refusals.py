@@ -323,9 +323,7 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         )
     if run.train.preference is not None:
         yield Unsupported(
-            key="train.preference",
-            reason="the engine trains cross-entropy alone",
-            hint="--engine native trains on pairs of answers",
+            key="train.preference", reason="the engine trains cross-entropy alone", hint="--engine native has it"
         )
     if run.gemm_tuning is not None:
         yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")

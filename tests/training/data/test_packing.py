@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
+from meshwright.errors import InputError
 from meshwright.training.data.megatron import write_indexed
 from meshwright.training.data.packing import (
     IGNORED_LABEL,
     PADDING_DOCUMENT,
     Sample,
     pair_samples,
+    require_samples,
     stream_samples,
     whole_samples,
 )
@@ -146,7 +148,20 @@ def test_a_pair_is_one_sample_and_each_answer_has_half_of_it(tmp_path: Path) -> 
     assert cut.positions_T.tolist() == [*range(6), *range(3), 0, 0, 0]
     usage = samples.usage
     assert (usage.num_documents, usage.num_cut, usage.num_samples_without_labels) == (6, 1, 1)
+    assert usage.label_ratio == (2 + 3 + 5 + 2) / 24  # without those of the skipped pair
     assert usage.padding_ratio == (5 + 3) / 24
+
+
+def test_pairs_that_are_all_cut_are_refused_with_the_length_that_holds_them(tmp_path: Path) -> None:
+    store_of(tmp_path, [[20, 30] * 3])
+    mask_N = np.zeros(150, np.uint8)
+    mask_N[np.cumsum([20, 30] * 3) - 1] = 1  # the last token of each document
+    (tmp_path / "shard-0.trained").write_bytes(mask_N.tobytes())
+    store = open_store([tmp_path / "shard-0"])
+    samples = pair_samples(store, everything(store), sequence_length=50)
+    with pytest.raises(InputError, match="nothing to train on") as caught:
+        require_samples(samples, name="x", needed=1)
+    assert caught.value.hint == "raise data.sequence_length: 60 holds every record"
 
 
 def test_pairs_are_held_out_whole(tmp_path: Path) -> None:

@@ -51,25 +51,18 @@ def _settings(run: Run) -> Iterator[Unsupported]:
 
 
 def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
-    key = "train.preference"
-    if pairs.margin is not None and pairs.loss is not PreferenceLoss.SIMPO:
-        yield Unsupported(key=f"{key}.margin", reason=f"{pairs.loss.value} has no margin: leave it out")
-    if pairs.label_smoothing and pairs.loss is PreferenceLoss.ORPO:
-        yield Unsupported(key=f"{key}.label_smoothing", reason="orpo has no label smoothing: must be 0")
-    if run.train.z_loss:
-        yield Unsupported(key="train.z_loss", reason="the loss of pairs has no z-loss: must be 0")
-    if run.label_tokens is not None:
-        yield Unsupported(key="batch.label_tokens", reason="steps of pairs are counted in pairs: leave it out")
-    if run.data.joined_documents:
-        yield Unsupported(key="data.joined_documents", reason="the answers of a pair must not see each other")
-    if run.model.num_mtp_layers and run.lora is None:
-        yield Unsupported(
-            key="model.num_mtp_layers",
-            reason="multi-token prediction is not trained on pairs of answers: must be 0",
-            hint="--set model.num_mtp_layers=0",
-        )
-    if run.train.compile and run.lora is not None and pairs.has_reference:
-        yield Unsupported(key="train.compile", reason="compiled layers do not switch their adapters off: leave it out")
+    key, loss = "train.preference", pairs.loss
+    for name, is_stated, reason in (
+        (f"{key}.margin", pairs.margin is not None and loss is not PreferenceLoss.SIMPO, f"{loss.value} has no margin"),
+        (f"{key}.label_smoothing", pairs.label_smoothing and loss is PreferenceLoss.ORPO, "orpo has none: must be 0"),
+        ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
+        ("train.compile", run.train.compile, "layers are not compiled with pairs of answers: leave it out"),
+        ("batch.label_tokens", run.label_tokens, "steps of pairs are counted in pairs: leave it out"),
+        ("data.joined_documents", run.data.joined_documents, "the answers of a pair must not see each other"),
+        ("model.num_mtp_layers", run.model.num_mtp_layers and run.lora is None, "not trained on pairs: must be 0"),
+    ):
+        if is_stated:
+            yield Unsupported(key=name, reason=reason)
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:

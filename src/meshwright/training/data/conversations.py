@@ -103,12 +103,9 @@ def answer_conversations(
     what they say. Raises InputError where both say nothing in common and there is only the text.
     """
     good, bad = conversation_of({}, chosen), conversation_of({}, rejected)
-    num, asked = 0, ()
-    if prompt is not None and not is_text(prompt):
-        asked = conversation_of({}, prompt).messages
-    else:
-        num = num_shared(good.messages, bad.messages)
-        asked = good.messages[:num]
+    has_own = prompt is not None and not is_text(prompt)
+    num = 0 if has_own else num_shared(good.messages, bad.messages)
+    asked = conversation_of({}, prompt).messages if has_own else good.messages[:num]
     if prompt is not None and not asked:
         raise InputError("prompt is text, and the answers are lists of messages", hint="make prompt a list of messages")
 

@@ -194,8 +194,11 @@ def _open_store(
     return store, _reading_notes(name, source, store)
 
 
-def require_pairs(store: TokenStore, *, name: str, wants_pairs: bool) -> None:
-    """Raise InputError where the data has pairs of answers and cross-entropy is trained, or the other way round."""
+def require_pairs(store: TokenStore, *, name: str, wants_pairs: bool, hint: str | None = None) -> None:
+    """Raise InputError where the data has pairs of answers and cross-entropy counts, or the other way round.
+
+    `hint`: the way on with pairs; None: that of a training.
+    """
     formats = set((store.counts or {}).get("formats", ()))
     if wants_pairs and formats != {RecordFormat.PREFERENCE}:
         raise InputError(
@@ -206,7 +209,7 @@ def require_pairs(store: TokenStore, *, name: str, wants_pairs: bool) -> None:
     if not wants_pairs and RecordFormat.PREFERENCE in formats:
         raise InputError(
             f"{name} has pairs of answers, which cross-entropy does not tell apart",
-            hint="--set train.preference=dpo; or name the key of one answer: source: NAME?text=chosen",
+            hint=hint or "--set train.preference=dpo; or name the key of one answer: source: NAME?text=chosen",
         )
 
 

@@ -12,7 +12,7 @@ next token is unrelated.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
@@ -209,6 +209,7 @@ def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -
     all_P22 = np.stack([documents.starts_D, stops_D], axis=1).reshape(-1, 2, 2)
     kept_P = (documents.labels_D.reshape(-1, 2) > 0).all(axis=1)
     ranges_P22 = all_P22[kept_P]
+    documents = replace(documents, labels_D=documents.labels_D * kept_P.repeat(2))
     # Both documents as one range that is as long, for the counts.
     joined_P2 = np.stack([ranges_P22[:, 0, 0], ranges_P22[:, 0, 1] + np.diff(ranges_P22[:, 1])[:, 0]], axis=1)
     usage = usage_of_documents(
@@ -308,7 +309,8 @@ TextSamples = StreamSamples | WholeSamples | PairSamples
 def require_samples(samples: TextSamples, *, name: str, needed: int) -> None:
     """Raise InputError when a corpus has no label, or fewer samples than one global batch."""
     if not isinstance(samples, StreamSamples) or samples.num_samples:
-        require_labels(samples.usage, name=name, sequence_length=samples.sequence_length)
+        together = 2 if isinstance(samples, PairSamples) else None
+        require_labels(samples.usage, name=name, sequence_length=samples.sequence_length, documents=together)
     if samples.num_samples < needed:
         what = f"one global batch needs {needed} samples of {samples.sequence_length} tokens"
         if needed == 1:

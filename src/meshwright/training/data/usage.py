@@ -164,16 +164,18 @@ def usage_of_stream(
     )
 
 
-def require_labels(usage: DataUsage, *, name: str, sequence_length: int) -> None:
-    """Raise InputError if no document has a label."""
+def require_labels(usage: DataUsage, *, name: str, sequence_length: int, documents: int | None = None) -> None:
+    """Raise InputError if no document has a label. `documents`: that share a sample evenly; None: one may have it."""
     if usage.label_ratio > 0 or not usage.num_documents:
         return
     hint = "its answers are empty, or nothing in it is marked to be trained on"
+    most = sequence_length // (documents or 1)
     if usage.num_cut and usage.longest_tokens:
-        hint = f"raise data.sequence_length: {usage.longest_tokens - 1} holds every record"
+        needed = documents * usage.longest_tokens if documents else usage.longest_tokens - 1
+        hint = f"raise data.sequence_length: {needed} holds every record"
     raise InputError(
         f"{name} has nothing to train on: no record has an answer within data.sequence_length",
-        got=f"{usage.num_documents} records, {usage.num_cut} of them longer than {sequence_length} tokens",
+        got=f"{usage.num_documents} records, {usage.num_cut} of them longer than {most} tokens",
         allowed="at least one trained token", hint=hint,
     )  # fmt: skip
 

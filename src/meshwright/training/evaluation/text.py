@@ -88,7 +88,8 @@ def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> T
     else:
         tokenizer = trained.require_tokenizer()
         store = tokenise(opened, tokenizer, cache=cache)
-        require_pairs(store, name=source, wants_pairs=False)
+        hint = "`train` with train.preference and train.evaluate reports their loss, margin and accuracy"
+        require_pairs(store, name=source, wants_pairs=False, hint=hint)
     require_vocab(store, vocab=trained.model.vocab, cache=cache)
     if not is_held_out:
         return Text(name=source, store=store, extents=everything(store), tokenizer=tokenizer)

@@ -82,23 +82,17 @@ def rewards_from(sums: Iterable[float]) -> dict[str, float]:
     """
     chosen, rejected, num_right, num_pairs = sums
     n = max(1.0, num_pairs)
-    return {
-        "chosen": chosen / n,
-        "rejected": rejected / n,
-        "margin": (chosen - rejected) / n,
-        "accuracy": num_right / n,
-    }
+    means = {"chosen": chosen / n, "rejected": rejected / n, "margin": (chosen - rejected) / n}
+    return means | {"accuracy": num_right / n}
 
 
 def collect_reward_sums(modules: Iterable[nn.Module]) -> list[float]:
     """The `NUM_SUMS` sums since the last call, of the modules of this process; resets them. Empty: no pairs."""
-    for module in modules:
-        sums = getattr(module, "reward_sums", None)
-        if sums is not None:
-            found = sums.tolist()
-            sums.zero_()
-            return found
-    return []
+    kept = [sums for module in modules if (sums := getattr(module, "reward_sums", None)) is not None]
+    found = [value for sums in kept for value in sums.tolist()]
+    for sums in kept:
+        sums.zero_()
+    return found
 
 
 @contextmanager
