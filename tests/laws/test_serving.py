@@ -80,7 +80,8 @@ def brute_force(asked: ServingQuestion) -> tuple[float, float]:
             kept = (found.ttft_s <= asked.bounds.ttft_s) & (found.itl_s <= asked.bounds.itl_s)
             rate = np.where(kept, found.output_tokens_per_s, 0.0).max()
             best = max(best, float(rate))
-            if asked.requests_per_s and rate >= asked.requests_per_s * asked.load.output_tokens:
+            drained = asked.requests_per_s and asked.requests_per_s < capacity_per_s(one, asked.load)
+            if drained and rate >= asked.requests_per_s * asked.load.output_tokens:
                 fewest = min(fewest, one.of.layout.num_devices)
     return best, fewest
 

@@ -47,7 +47,8 @@ def _sentences(found: ArrivalEstimate) -> Iterator[str]:
         yield f"In {waits} of the time a request waits for a place or for other prompts."
     reach = f"up to {found.highest_per_s:.4g} requests/s, {found.highest_per_s / found.rate:.3g} times the rate."
     if bounds.is_empty:
-        yield f"The server finishes {reach}"
+        if simulated is not None:
+            yield f"The server finishes {reach}"
         return
     if simulated is not None:
         good = simulated.good_share(bounds)

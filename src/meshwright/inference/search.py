@@ -18,7 +18,14 @@ import numpy as np
 
 from meshwright.arrays import FloatArray, Mask
 from meshwright.errors import InfeasibleError
-from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named, estimate_arrivals, simulate
+from meshwright.inference.arrivals import (
+    ArrivalEstimate,
+    LatencyLimits,
+    arrivals_named,
+    capacity_per_s,
+    estimate_arrivals,
+    simulate,
+)
 from meshwright.inference.capacity import Reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.estimate import LoadEstimate, estimate_load
@@ -254,6 +261,7 @@ def _fewest_replicas(
 ) -> tuple[LayoutPoint | None, str]:
     """The point of the fewest replicas that finish what arrives within the bounds. Replicas that prefill stay.
 
+    Replicas that would also drain a queue come first.
     Bounds of a percentile are simulated, on no more than `most_devices`: another layout does with these.
     """
     layout, rate, percentile = asked.of.layout, question.requests_per_s, question.bounds.percentile
@@ -262,7 +270,7 @@ def _fewest_replicas(
     fewest = (
         layout.replicas if asked.prefill_replicas else max(math.ceil(rate / most * layout.replicas * (1 - 1e-9)), 1)
     )
-    arrivals, why = arrivals_named(question.arrivals, rate), ""
+    arrivals, why, undrained = arrivals_named(question.arrivals, rate), "", None
     for replicas in range(fewest, layout.replicas + 1):
         if percentile is not None and replicas * layout.replica_devices > most_devices:
             return None, why or "other layouts do with fewer devices"
@@ -273,10 +281,15 @@ def _fewest_replicas(
             continue
         if not point.keeps(question.bounds):
             continue
+        if rate >= capacity_per_s(fewer, question.load):
+            undrained = undrained or point
+            continue
         found = None if percentile is None else simulate(fewer, question.load, arrivals, seed=question.seed)
         if percentile is None or (found is not None and found.keeps(question.bounds)):
             return point, "rate is met"
         why = f"p{percentile:g} of {question.arrivals} arrivals breaks a bound"
+    if undrained is not None and percentile is None:
+        return undrained, "rate is met while no queue forms"
     bounded = min(question.bounds.ttft_s, question.bounds.itl_s) < inf
     return None, why or f"{most:,.3g} requests/s at most" + (" within the bounds" if bounded else "")
 

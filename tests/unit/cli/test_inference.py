@@ -145,6 +145,20 @@ def test_a_plan_keeps_the_percentile_of_its_bounds(meshwright):
     assert "p99 of gamma:20 arrivals breaks a bound" in nothing.stderr
 
 
+def test_a_plan_takes_no_layout_whose_queue_does_not_drain(meshwright):
+    """A full cache computes requests again, so a full server finishes fewer than one that is nearly full."""
+    load = ("--input-tokens", 1024, "--output-tokens", 256, "--rate", 36, "--precision", "fp8")
+    asked = ("--model", "llama3.1-70b", "--cluster", "h200-8x1", *load, "--json")
+    plan = meshwright("inference", "plan", *asked).json
+    assert plan["arrivals"]["is_stable"]
+    assert plan["best"]["layout"]["text"] == "7 x TP1"
+    estimate = meshwright("inference", "estimate", "--tensor", 2, *asked)
+    assert estimate.exit_code == 0
+    assert not estimate.json["arrivals"]["is_stable"]
+    assert "ttft_s" not in estimate.json["arrivals"]
+    assert "Not stable" in meshwright("inference", "estimate", "--tensor", 2, *asked[:-1]).stdout
+
+
 @pytest.mark.parametrize(
     "wrong",
     [
