@@ -81,7 +81,7 @@ def estimate(
     ttft_ms: float | None, itl_ms: float | None, **prices: Any,
 ) -> None:  # fmt: skip
     """Estimate and print."""
-    asked |= _in_seconds(ttft_s=ttft_ms, itl_s=itl_ms)
+    asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
     if as_json:
         emit_json(found.to_dict())
@@ -107,7 +107,7 @@ def plan(
     as_json: bool, **prices: Any,
 ) -> None:  # fmt: skip
     """Search and print."""
-    asked |= _in_seconds(ttft_s=ttft_ms, itl_s=itl_ms)
+    asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_plan, asked, prices=prices)
     if as_json:
         emit_json(found.to_dict())
@@ -120,10 +120,6 @@ def plan(
     print_text_tables([*tables, found.front_table()] if pareto else tables)
     _print_price(found)
     note(*found.notes)
-
-
-def _in_seconds(**milliseconds: float | None) -> dict[str, float | None]:
-    return {name: None if ms is None else ms / 1e3 for name, ms in milliseconds.items()}
 
 
 def _print_price(found: ServingPlan) -> None:

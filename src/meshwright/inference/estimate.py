@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
+from meshwright.arrays import scalar
 from meshwright.inference.capacity import CapacityQuestion, DeviceMemory, device_memory
 from meshwright.inference.points import PointConditions, Quantity
 from meshwright.inference.predict import predict_points
@@ -115,7 +114,7 @@ def _estimate(
         limit=limit,
         in_flight=float(found.in_flight),
         most_in_flight=full(asked, load)[1],
-        request_s=float(_scalar(found.request_s)),
+        request_s=scalar(found.request_s),
         ttft=_interval(found.ttft_s, spread[Quantity.TTFT], "s"),
         itl=_interval(found.itl_s, spread.get(Quantity.ITL, 1.0), "s"),
         output_tokens_per_s=_interval(found.output_tokens_per_s, rate, "tokens/s"),
@@ -130,13 +129,9 @@ def _estimate(
 
 def _components(seconds: Any) -> dict[str, float]:
     names = ("linear", "attention", "elementwise", "communication", "launches", "host")
-    return {name: float(_scalar(getattr(seconds, name))) for name in names}
-
-
-def _scalar(value: Any) -> Any:
-    return np.squeeze(value)
+    return {name: scalar(getattr(seconds, name)) for name in names}
 
 
 def _interval(value: Any, spread: float, unit: str) -> Estimate:
-    found = float(_scalar(value))
+    found = scalar(value)
     return Estimate(value=found, low=found / spread, high=found * spread, unit=unit, tier=Tier.DATASHEET)

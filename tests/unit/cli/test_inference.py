@@ -117,6 +117,7 @@ def test_a_rate_has_percentiles_of_its_arrivals(meshwright):
     done = meshwright(*asked, "--itl", 15, "--percentile", 99)
     assert "100 requests/s, poisson arrivals" in done.stdout
     assert "15.00 ms" in done.stdout
+    assert "The mean keeps them at no rate." in " ".join(meshwright(*asked, "--itl", "0.1").stdout.split())
 
 
 def test_a_plan_keeps_the_percentile_of_its_bounds(meshwright):
