@@ -10,6 +10,7 @@ from meshwright.answers.explanation import explain_run
 from meshwright.answers.plan_ranking import plan_run
 from meshwright.answers.run_estimate import estimate_run
 from meshwright.answers.scale_study import ScaleQuestion, scale_report
+from meshwright.catalog.stacks import features_of
 from meshwright.cost.tables import plan_row
 from meshwright.engines.base import check_export
 from meshwright.engines.choice import planned
@@ -18,6 +19,7 @@ from meshwright.errors import InfeasibleError
 from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
 from meshwright.planner.engines import engine_facts
 from meshwright.planner.host_memory import host_bytes, notes_on_host_memory
+from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.request import request_for
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import search
@@ -154,6 +156,22 @@ def test_an_engine_that_keeps_its_switches_is_told_the_share():
     with pytest.raises(InfeasibleError) as error:
         result_of(run)
     assert "fits with stack.offloaded_activations=" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("keys", "graphs", "overlaps", "said"),
+    [
+        ((), "partial", True, "stack.cuda_graphs=partial: the recipe of megatron-bridge has full"),
+        (("stack.cuda_graphs=full",), "full", False, "stack.overlaps_experts=false: the recipe of megatron-bridge has"),
+    ],
+)
+def test_a_recipe_whose_switches_exclude_each_other_keeps_layouts_with_experts(keys, graphs, overlaps, said):
+    asked = ("megatron", "deepseek-v3", "gb200-4x64", 4096, "precision=mxfp8", "stack.preset=recipe")
+    found = result_of(run_of(*asked, *keys))
+    assert found.plans[0].plan.expert >= 8
+    software = features_of(found.request.stack, found.request.cluster.accelerator, precision="mxfp8")
+    assert (software.cuda_graphs, software.overlaps_experts) == (graphs, overlaps)
+    assert any(note.startswith(said) for note in notes_on_parts(found.request, found.plans[0].plan))
 
 
 @pytest.mark.when_touched  # test_what_is_chosen_gains_and_what_is_left_out_does_not searches such plans

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -189,15 +191,23 @@ PRESET = Features(
 
 
 def _agreed(stated: Features, known: Features) -> Features:
-    """DeepEP does not pad experts to a capacity: what the run states stays, or else DeepEP.
+    """Switches of a recipe that exclude each other: what the run states stays, or else DeepEP and overlapped experts.
 
-    Recipes of Megatron-Bridge 25.09 have either the one or the other.
+    DeepEP does not pad experts to a capacity; recipes of Megatron-Bridge 25.09 have either the one or the other. Those
+    of 26.06 and later overlap experts in CUDA graphs of the whole iteration, which the engine's release does not.
     """
-    if not known.has_capacity or known.dispatcher is not Dispatcher.DEEPEP:
-        return RELEASE_DEFAULTS
-    if not stated.has_capacity:
-        return Features(drops_tokens=False)
-    return RELEASE_DEFAULTS if stated.dispatcher else Features(dispatcher=Dispatcher.ALL_TO_ALL)
+    agreed = RELEASE_DEFAULTS
+    if known.has_capacity and known.dispatcher is Dispatcher.DEEPEP:
+        if not stated.has_capacity:
+            agreed = Features(drops_tokens=False)
+        elif stated.dispatcher is None:
+            agreed = Features(dispatcher=Dispatcher.ALL_TO_ALL)
+    if known.overlaps_experts and known.cuda_graphs is CudaGraphs.FULL:
+        if stated.cuda_graphs is None:
+            agreed = replace(agreed, cuda_graphs=CudaGraphs.PARTIAL)
+        elif stated.overlaps_experts is None:
+            agreed = replace(agreed, overlaps_experts=False)
+    return agreed
 
 
 FACTS = EngineFacts(
