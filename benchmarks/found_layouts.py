@@ -21,6 +21,7 @@ from meshwright.accuracy.predict import predict
 from meshwright.accuracy.rows import PublishedRun, RunConditions, read_runs
 from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.accuracy.tables import cluster_of, tables_of
+from meshwright.catalog.engines import ANY
 from meshwright.cost.memory import memory_constants
 from meshwright.cost.rates import system_rates
 from meshwright.planner import PlanRequest, RecomputeChoice, default_space, search
@@ -41,6 +42,10 @@ BLOOM = {**ONE_F_ONE_B, **NO_SEQUENCE_PARALLELISM, **ZERO_1}
 KEPT = (RecomputeChoice(),)
 RECOMPUTED = (RecomputeChoice(kind=Recompute.FULL),)
 EITHER = KEPT + RECOMPUTED
+INTERLEAVED = {**ZERO_1, "schedule": Schedule.INTERLEAVED}
+IN_TURN = {**ZERO_1, "schedule": Schedule.ONE_F_ONE_B}
+FSDP_INTERLEAVED = {"sharding": Sharding.PARAMETERS, "schedule": Schedule.INTERLEAVED}
+FSDP_IN_TURN = {"sharding": Sharding.PARAMETERS, "schedule": Schedule.ONE_F_ONE_B}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +55,11 @@ class Published:
     id: str
     title: str
     fixed: Mapping[str, object]
-    recompute: tuple[RecomputeChoice, ...]
+    recompute: tuple[RecomputeChoice, ...] = ()  # none: as the planner chooses
+    engine: str = "megatron"  # whose rules hold; the programs of mixtures have others than any engine here
 
 
-CHOICES = tuple(
+DENSE = tuple(
     Published(id=id, title=title, fixed=fixed, recompute=recompute)
     for id, title, fixed, recompute in (
         ("hagemann_layouts-0001", "LLaMA 13B, best on 32 A100", HAGEMANN, EITHER),
@@ -73,6 +79,22 @@ CHOICES = tuple(
         ("megatron_bridge-0178", "Llama 3.1 405B, shipped, 256 GB200", ZERO_1, KEPT),
     )
 )
+MIXTURES = tuple(
+    Published(id=id, title=title, fixed=fixed, engine=ANY)
+    for id, title, fixed in (
+        ("megatron_bridge-0266", "Qwen3 235B, FP8, shipped, 256 H100", INTERLEAVED),
+        ("megatron_moe_modelzoo-0005", "Qwen3 235B, BF16, shipped, 256 H100", INTERLEAVED),
+        ("megatron_bridge-0241", "Qwen3 235B, MXFP8, shipped, 64 B200", INTERLEAVED),
+        ("megatron_bridge-0036", "DeepSeek-V3, FP8, shipped, 1024 H100", INTERLEAVED),
+        ("megatron_bridge-0023", "DeepSeek-V3, MXFP8, shipped, 256 B200", IN_TURN),
+        ("megatron_bridge-0035", "DeepSeek-V3, MXFP8, shipped, 256 GB200", INTERLEAVED),
+        ("nemo_automodel-0004", "Kimi K2, BF16, shipped, 256 H100", FSDP_INTERLEAVED),
+        ("nemo_automodel-0003", "GPT-OSS 120B, BF16, shipped, 64 H100", FSDP_IN_TURN),
+        ("megatron_bridge-0053", "GPT-OSS 120B, BF16, shipped, 64 B200", IN_TURN),
+        ("megatron_bridge-0074", "GPT-OSS 120B, MXFP8, shipped, 64 GB200", IN_TURN),
+    )
+)
+CHOICES = DENSE + MIXTURES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +116,7 @@ def published_runs() -> dict[str, PublishedRun]:
     return {run.id: run for run in read_runs(measured_runs_path()) if run.conditions is not None}
 
 
-def request_of(conditions: RunConditions, fixed: Mapping[str, object]) -> PlanRequest:
+def request_of(conditions: RunConditions, fixed: Mapping[str, object], *, engine: str = "megatron") -> PlanRequest:
     """The authors' question as a request. They ran close to the limit of memory, so no margin is kept.
 
     Layers lie as theirs did: software of those years splits them evenly.
@@ -107,7 +129,7 @@ def request_of(conditions: RunConditions, fixed: Mapping[str, object]) -> PlanRe
         global_batch=conditions.global_batch,
         precision=PRECISIONS[conditions.precision],
         stack=conditions.stack,
-        engine="megatron",
+        engine=engine,
         fixed=fixed,
         usable_memory_ratio=WHOLE_DEVICE_RATIO,
     )
@@ -129,8 +151,9 @@ def find(choice: Published) -> Found:
     """Search for the authors' question, and look up their layout in the result."""
     conditions = published_runs()[choice.id].conditions
     assert conditions is not None
-    request = request_of(conditions, choice.fixed)
-    space = replace(default_space(request), recompute=choice.recompute)
+    request = request_of(conditions, choice.fixed, engine=choice.engine)
+    usual = default_space(request)
+    space = replace(usual, recompute=choice.recompute or usual.recompute)
     result = search(request, top=SHOWN, space=space, model=cost_of(request, conditions))
     ranked: dict[tuple[int, ...], float] = {}
     for plan in result.plans:
