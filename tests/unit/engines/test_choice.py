@@ -48,7 +48,9 @@ def test_a_quantised_base_is_planned_before_its_weights_are_named():
     """A search is about the model's shapes. Training refuses the run."""
     run = runfile.loads(LORA, overrides=["lora.base_format=nf4"])
     assert choice.with_planned_engine(run) is run
-    assert [problem.key for problem in find_engine("native").check(run)] == ["weights"]
+    (problem,) = find_engine("native").check(run)
+    assert problem.key == "weights"
+    assert "--set weights=FOLDER" in problem.hint
 
 
 def test_what_is_refused_under_every_plan_does_not_choose_the_plan(monkeypatch):

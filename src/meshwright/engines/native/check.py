@@ -94,7 +94,10 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
     if lora.base_format is BaseFormat.FULL:
         return
     if run.weights is None:
-        yield Unsupported(key="weights", reason="there is nothing to quantise: the run names none")
+        yield Unsupported(
+            key="weights", reason="there is nothing to quantise: the run names none",
+            hint="--set weights=FOLDER with Hugging Face safetensors, or OWNER/NAME on the hub",
+        )  # fmt: skip
     if run.model.experts is not None:
         yield Unsupported(key="lora.base_format", reason="experts are not quantised: must be full")
 
