@@ -15,7 +15,7 @@ NAMES = {
     "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
 }
 SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task"}
-OF_THE_JOB = (
+OF_ONE_RUN = (
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_DIR", "SLURM_PROCID",
     "SLURM_LOCALID", "SLURM_NODEID",
 )  # fmt: skip
@@ -39,5 +39,5 @@ def slurm_values(text: str) -> dict[str, ShellValue]:
         counts["ntasks"] = counts["nodes"] * counts["ntasks-per-node"]
     if not has_lines:
         return {}
-    unknown = {name: UnknownText(reason=f"${name} depends on the machine") for name in OF_THE_JOB}
+    unknown = {name: UnknownText(reason=f"${name} depends on the machine") for name in OF_ONE_RUN}
     return unknown | {variable: str(count) for name, count in counts.items() for variable in NAMES[name]}
