@@ -15,6 +15,7 @@ from pathlib import Path
 
 from meshwright.engines.maxtext.config.keys import known_keys as maxtext_keys
 from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
+from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
 from meshwright.engines.trainers.files import trainer_of
 
@@ -135,6 +136,10 @@ def _of_yaml(path: Path, text: str) -> Recognised | None:
     top = {*re.findall(r"^([A-Za-z_]\w*):", text, re.MULTILINE)}
     if not top:
         return None
+    if "experiment" in top and re.search(r"backend:\s*megatron", text):
+        return Recognised(project="FlagScale", engine="megatron")
+    if is_flagscale(top) and "tensor_model_parallel_size:" in text:
+        return Recognised(project="FlagScale", engine="megatron")
     if "MODEL_ARGS" in top:
         return Recognised(project="Megatron-LM", engine="megatron")
     if is_bridge_yaml(shlex.quote(str(path))):

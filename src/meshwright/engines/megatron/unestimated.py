@@ -148,6 +148,8 @@ ONLY_WITH = {
 }
 """Options that have no effect where another one is absent or 1."""
 
+FILES = ("path", "file", "model", "dir", "save", "load", "checkpoint")
+"""Endings of options that name files, which are noted where they are not known."""
 OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-group-size-per-vp-stage")
 """Options whose value is by default the number of pipeline stages."""
 
@@ -175,6 +177,11 @@ def is_harmless(name: str) -> bool:
 def has_a_class(name: str) -> bool:
     """Return True if option `name` stands in a table: no other note is needed if nothing reads it."""
     return is_harmless(name) or name in UNESTIMATED or name in KERNELS | EXPERTS
+
+
+def may_be_unknown(name: str) -> bool:
+    """Return True for an option whose value a run file does not need."""
+    return has_a_class(name) or name.endswith(FILES)
 
 
 def unestimated(options: MegatronOptions) -> list[str]:

@@ -19,6 +19,7 @@ from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_core.constructors import recomputed_per_chunk, recomputed_per_rank
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.model_options import UNSUPPORTED
+from meshwright.engines.recognition import recognised
 from meshwright.errors import InputError
 from meshwright.specs.model import AttentionKind, RopeScaling, Router
 from meshwright.specs.plan import Plan, Recompute, Schedule
@@ -574,7 +575,7 @@ def test_files_that_are_none(tmp_path):
         with pytest.raises(InputError, match=words):
             imported(source)
     (tmp_path / "a.args").write_text("--swiglu\n")
-    with pytest.raises(InputError, match="only scripts have"):
+    with pytest.raises(InputError, match="only scripts and YAML have"):
         imported(f"{tmp_path / 'a.args'} TP=2")
 
 
@@ -670,3 +671,77 @@ def test_a_comparison_of_what_is_not_set_is_an_error_that_counts_as_false(tmp_pa
     before = "if [ $1 = large ]; then\n  SEED=1\nelif [ $1 != large ]; then\n  SEED=2\nelse\n  SEED=3\nfi"
     assert imported(script(tmp_path, "--seed $SEED", before=before))[0].train.seed == 3
     assert imported(f"{script(tmp_path, '--seed $SEED', before=before)} large")[0].train.seed == 1
+
+
+FLAGSCALE = """
+system:
+  tensor_model_parallel_size: 2
+  no_shared_fs: ${experiment.runner.no_shared_fs}
+  precision: {bf16: true, fp16: false}
+  checkpoint: {load: "${experiment.load}"}
+model:
+  num_layers: 4
+  hidden_size: 64
+  num_attention_heads: 4
+  seq_length: 32
+  max_position_embeddings: 32
+  swiglu: true
+  multiple_of: 48
+  disable_bias_linear: True
+  add_qkv_bias: null
+  untie_embeddings_and_output_weights: true
+  use_rotary_position_embeddings: true
+  normalization: RMSNorm
+  micro_batch_size: 2
+  global_batch_size: ${batch:??}
+  seed: ${experiment.seed}
+  train_iters: 10
+  optimizer: {weight_decay: 0.2, lr_scheduler: {lr: 1.0e-3, min_lr: 1.0e-4, lr_decay_style: cosine}}
+data:
+  data_path: ${data_path:??}
+  tokenizer: {tokenizer_type: QwenTokenizerFS, tokenizer_path: x, vocab_size: 500}
+"""
+NAMING = """
+defaults: [_self_, train: %s]
+experiment: {seed: %d, load: null, task: {type: train, backend: megatron}, runner: {no_shared_fs: false}}
+"""
+
+
+def test_configurations_of_flagscale(tmp_path):
+    path = tmp_path / "conf/train/4l.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(FLAGSCALE, encoding="utf-8")
+    assert recognised(path).project == "FlagScale"
+    with pytest.raises(InputError, match=r"needs variables: got 'batch, experiment\.seed'") as caught:
+        imported(str(path))
+    assert caught.value.hint == '"4l.yaml batch=... experiment.seed=..."'
+    naming = tmp_path / "conf/train.yaml"
+    naming.write_text(NAMING % ("4l", 9), encoding="utf-8")
+    (tmp_path / "conf/train_other.yaml").write_text(NAMING % ("8l", 3), encoding="utf-8")
+    assert recognised(naming).project == "FlagScale"
+    for source in (path, naming):
+        run, notes = imported(f"{source} batch=16")
+        assert (run.model.ffn_hidden, run.model.vocab, run.model.attention.bias) == (192, 500, False)
+        assert (run.plan.tensor, run.global_batch, run.train.seed, run.precision.name) == (2, 16, 9, "bf16")
+        assert (run.optimizer.learning_rate, run.optimizer.weight_decay) == (1e-3, 0.2)
+        assert "shared" not in notes
+    path.write_text(FLAGSCALE.replace("  swiglu", "  enable_hetero: true\n  swiglu"), encoding="utf-8")
+    with pytest.raises(InputError, match=r"4l\.yaml:\d+: Megatron-LM has no such option: got '--enable-hetero'"):
+        imported(f"{path} batch=16")
+    naming.write_text(NAMING % ("absent", 9), encoding="utf-8")
+    with pytest.raises(InputError, match="cannot read the configuration"):
+        imported(str(naming))
+
+
+def test_variables_in_yaml_of_options(tmp_path):
+    lines = [f"  --{name}: {str(value).lower() if value is True else value}" for name, value in PLAIN.items()]
+    more = ["  --moe-grouped-gemm: ${GROUPED}", "  --tensor-model-parallel-size: ${TP}", "  --save: ${OUT}/saved"]
+    more += ["  --wandb-exp-name: TP${TP}-${COMMENT}"]
+    path = tmp_path / "model.yaml"
+    path.write_text("\n".join(["MODEL_ARGS:", *lines, *more]), encoding="utf-8")
+    with pytest.raises(InputError, match="needs variables: got 'GROUPED, TP'"):
+        imported(str(path))
+    for grouped in ("true", "false"):
+        assert imported(f"{path} TP=4 GROUPED={grouped}")[0].plan.tensor == 4
+    with pytest.raises(InputError, match="not a variable of the file: got 'fast'"):
+        imported(f"{path} fast")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -78,6 +79,9 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
             raise InputError(f"the arguments lack --{required}", got=str(options.path))
     hidden, is_gated = options.integer("hidden-size", 0), options.flag("swiglu")
     width = int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
+    multiplier = options.number("hidden-dim-multiplier", 1.0)
+    if is_gated and (multiple := options.integer("multiple-of", 0)):  # of FlagScale
+        width = math.ceil(int(int(4 * hidden * 2 / 3) * multiplier) / multiple) * multiple
     norm = options.text("normalization", "LayerNorm")
     has_biases, has_qkv_biases = not options.flag("disable-bias-linear"), options.flag("add-qkv-bias")
     if has_biases and is_gated:

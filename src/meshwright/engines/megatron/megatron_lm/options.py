@@ -2,7 +2,7 @@
 
 train.sh             a script that calls it; `"train.sh TP=4 --vocab-size 32000"` sets a variable and adds an option
 megatron_lm.args     only the options, as `export` writes them
-model_config.yaml    `MODEL_ARGS: {--num-layers: 12}`, as in Megatron-LM's own tests
+model_config.yaml    YAML of Megatron-LM's own tests, MoE-ModelZoo or FlagScale: see `yaml_arguments`
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +19,12 @@ from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.engines.megatron.megatron_lm.yaml_arguments import yaml_arguments
 from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
-from meshwright.engines.megatron.unestimated import has_a_class, is_harmless, unestimated
+from meshwright.engines.megatron.unestimated import has_a_class, is_harmless, may_be_unknown, unestimated
 from meshwright.errors import InputError
 from meshwright.units import parse_number
 
@@ -32,7 +32,6 @@ YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".s
 
 RENAMED_LATER = {"cuda-graph-modules": "cuda-graph-scope"}
 """Options of releases after core_v0.16.1 by their earlier names."""
-PRETRAINING = "pretraining"  # the default of MODE in the files of Megatron-LM's tests
 
 UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
@@ -40,8 +39,6 @@ PLACEHOLDER_REASON = "a placeholder stands for it"
 VARIABLE = re.compile(r"\$\{?(\w+)")
 OF_LOADING = ("finetune", "load", "pretrained-checkpoint")
 """Options that say which weights a training starts with."""
-FILES = ("path", "file", "model", "dir", "save", "load", "checkpoint")
-"""Endings of options that name files, which are noted where they are not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +92,7 @@ class MegatronOptions:
             return "write the value instead of it"
         missing: dict[str, None] = {}
         for name, other in (*self.taken.items(), *self.unread.items()):
-            if other.unknown == UNSET and not (has_a_class(name) or name.endswith(FILES)):
+            if other.unknown == UNSET and not may_be_unknown(name):
                 missing |= dict.fromkeys(VARIABLE.findall(" ".join(other.values)))
         count = max((int(name) for name in missing if name.isdigit()), default=0)
         needed = [f"ARGUMENT{k}" for k in range(1, count + 1)]
@@ -176,10 +173,12 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
         call = script_call(text, path=path, given=given)
         arguments, notes = [*call.arguments], call.notes
+    elif is_yaml:
+        arguments, notes = yaml_arguments(text, path=path, given=given), ()
     elif given:
-        raise InputError("only scripts have variables and arguments", got=" ".join(given), allowed="--option value")
+        raise InputError("only scripts and YAML have variables", got=" ".join(given), allowed="--option value")
     else:
-        arguments, notes = (_yaml_arguments if is_yaml else _plain_arguments)(text, path=path), ()
+        arguments, notes = _plain_arguments(text, path=path), ()
     ignored = [name.removeprefix("--") for name in ignore]
     found = parse([*arguments, *more], path=path, ignore=ignored)
     return MegatronOptions(found, path=path, notes=(*notes, *refusals.ignored_note(ignored)))
@@ -219,54 +218,6 @@ def _plain_arguments(text: str, *, path: Path) -> list[Word]:
             raise InputError(f"{path}:{number}: {error}") from None
         words += [Word(text=part, line=number) for part in parts]
     return words
-
-
-def _yaml_arguments(text: str, *, path: Path) -> list[Word]:
-    """Return the options of `MODEL_ARGS`. Of a repeated name, as in some files of Megatron-LM, the later one counts."""
-    from ruamel.yaml import YAML, YAMLError
-
-    try:
-        content = YAML().compose(text)
-    except YAMLError as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
-    given = [value for key, value, _ in _pairs(content) if key == "MODEL_ARGS"]
-    if not given or not isinstance(given[0].value, list):
-        hint = "it has MODEL_ARGS: {--num-layers: 12, ...}, or only sections of Megatron-Bridge's ConfigContainer"
-        raise InputError(f"{path} is not a configuration of Megatron-LM", hint=hint)
-    mode = next((value.value for key, value, _ in _pairs(content) if key == "MODE"), PRETRAINING)
-    if mode != PRETRAINING:
-        raise InputError(f"{path} does not describe a pretraining", got=f"MODE: {mode}", allowed=PRETRAINING)
-    if not any(name.startswith("--") for name, _, _ in _pairs(given[0])):
-        got = ", ".join(name for name, _, _ in islice(_pairs(given[0]), 2))
-        raise InputError(f"{path}: MODEL_ARGS are settings of another program, such as NeMo", got=got, allowed="--NAME")
-    words = []
-    for name, value, line in _pairs(given[0]):
-        kind = value.tag.rpartition(":")[2]
-        if kind == "null" or (kind == "bool" and value.value.lower() == "false"):
-            continue
-        listed = (
-            [item.value for item in value.value] if kind == "seq" else [] if kind == "bool" else _listed(value.value)
-        )
-        words += [Word(text=item, line=line) for item in (name, *listed)]
-    return words
-
-
-def _pairs(node: Any) -> Iterator[tuple[str, Any, int]]:
-    """Yield keys, values and lines of a mapping, those merged by `<<` first."""
-    for key, value in node.value if node is not None and node.tag.endswith(":map") else ():
-        if key.value == "<<":
-            yield from _pairs(value)
-    for key, value in node.value if node is not None and node.tag.endswith(":map") else ():
-        if key.value != "<<":
-            yield key.value, value, key.start_mark.line + 1
-
-
-def _listed(text: str) -> list[str]:
-    """Split `"[384 384 97656250]"` into three values. Megatron-LM's tests escape special characters of the shell."""
-    text = text.replace("\\", "")
-    if text.startswith("[") and text.endswith("]") and "*" not in text:
-        return text[1:-1].split()
-    return [text]
 
 
 def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) -> dict[str, Option]:
