@@ -19,6 +19,8 @@ from meshwright.result import Result
 _NODES = sorted(size << power for power in range(11) for size in (1, 3))
 CLUSTERS = (*(f"h100-8x{nodes}" for nodes in dict.fromkeys((64, *_NODES))), "h100-4x1", "h100-2x1", "h100-1x1")
 """Clusters that a file is read on where none is given: the first that its degrees fill."""
+NOT_OF_CLUSTERS = 4
+"""Clusters, of 64, 1, 2 and 3 nodes, on all of which the same reason refuses a file on any."""
 
 
 class ImportStatus(StrEnum):
@@ -127,12 +129,17 @@ def _surveyed(
             path=name, project=found.project, status=ImportStatus.NOT_RUN, reasons=(reason,), cluster=None
         )
     reasons: tuple[str, ...] = ()
+    num_equal = 0
     source = str(path) if found.engine == "torchtitan" else shlex.quote(str(path))  # others split it as a shell does
     for cluster in clusters:
         try:
             read = import_configuration(source, engine=found.engine, cluster=cluster, ignore=ignore)
         except MeshwrightError as error:
-            reasons = reasons or tuple(filter(None, (error.message, error.hint and f"hint: {error.hint}")))
+            found_here = tuple(filter(None, (error.message, error.hint and f"hint: {error.hint}")))
+            reasons = reasons or found_here
+            num_equal += found_here == reasons
+            if num_equal == NOT_OF_CLUSTERS:
+                break
         except Exception as error:  # one file that breaks a reader does not end the survey
             reasons = reasons or (f"{type(error).__name__} in the reader: {error}",)
         else:

@@ -127,3 +127,14 @@ def test_without_an_engine_the_content_decides(meshwright, folder, monkeypatch):
     outcome = meshwright("import", "maxtext.yaml steps=7", "--cluster", "h100-8x3")
     assert outcome.exit_code == 0, outcome.stderr
     assert "engine: maxtext" in outcome.stdout
+
+
+def test_a_refusal_that_is_the_same_on_several_clusters_is_not_tried_on_all(tmp_path, monkeypatch):
+    (tmp_path / "train.sh").write_text("python pretrain_gpt.py --no-such-option\n", encoding="utf-8")
+    tried = []
+    read = run_survey.import_configuration
+    monkeypatch.setattr(
+        run_survey, "import_configuration", lambda *args, **more: tried.append(more["cluster"]) or read(*args, **more)
+    )
+    (found,) = survey(tmp_path, cluster=None).files
+    assert (found.status, tried) == (ImportStatus.REFUSED, ["h100-8x64", "h100-8x1", "h100-8x2", "h100-8x3"])
