@@ -729,7 +729,7 @@ def test_configurations_of_flagscale(tmp_path):
     with pytest.raises(InputError, match=r"4l\.yaml:\d+: Megatron-LM has no such option: got '--enable-hetero'"):
         imported(f"{path} batch=16")
     naming.write_text(NAMING % ("absent", 9), encoding="utf-8")
-    with pytest.raises(InputError, match="cannot read the configuration"):
+    with pytest.raises(InputError, match="cannot read the arguments"):
         imported(str(naming))
 
 
@@ -745,3 +745,8 @@ def test_variables_in_yaml_of_options(tmp_path):
         assert imported(f"{path} TP=4 GROUPED={grouped}")[0].plan.tensor == 4
     with pytest.raises(InputError, match="not a variable of the file: got 'fast'"):
         imported(f"{path} fast")
+
+
+def test_megatron_deepspeed_is_one_reason(tmp_path):
+    with pytest.raises(InputError, match="calls Megatron-DeepSpeed, which has other options: got '--deepspeed'"):
+        imported(script(tmp_path, "--deepspeed --deepspeed_config ds.json --zero-stage 1"))

@@ -19,7 +19,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
-from meshwright.engines.megatron.megatron_lm.yaml_arguments import yaml_arguments
+from meshwright.engines.megatron.megatron_lm.yaml_arguments import text_of, yaml_arguments
 from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
@@ -163,12 +163,7 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     path = Path(parts[0])
     at = next((k for k, part in enumerate(parts) if part.startswith("--")), len(parts))
     given, more = parts[1:at], [Word(text=part, line=0) for part in parts[at:]]
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise InputError(f"cannot read the arguments: {error.strerror or error}", got=str(path)) from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not text: {error}") from None
+    text = text_of(path)
     is_yaml = path.suffix in YAML_ENDINGS
     if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
         call = script_call(text, path=path, given=given)
@@ -180,6 +175,9 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     else:
         arguments, notes = _plain_arguments(text, path=path), ()
     ignored = [name.removeprefix("--") for name in ignore]
+    if of_deepspeed := next((word.text for word in arguments if word.text.startswith("--deepspeed")), ""):
+        hint = "write the run with options of Megatron-LM, or import its DeepSpeed file beside one of a trainer"
+        raise InputError(f"{path} calls Megatron-DeepSpeed, which has other options", got=of_deepspeed, hint=hint)
     found = parse([*arguments, *more], path=path, ignore=ignored)
     return MegatronOptions(found, path=path, notes=(*notes, *refusals.ignored_note(ignored)))
 

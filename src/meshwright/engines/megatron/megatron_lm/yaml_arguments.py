@@ -41,7 +41,7 @@ def yaml_arguments(text: str, *, path: Path, given: Sequence[str] = ()) -> list[
     found = {key: value for key, value, _ in _pairs(content)}
     if NAMING_KEY in found and (name := _named_file(found, path)):
         path, variables = name, _values(content) | variables
-        content = _node(_text(name), name)
+        content = _node(text_of(name), name)
     if is_flagscale(key for key, _, _ in _pairs(content)):
         pairs = list(_options(content))
         variables = _of_naming_files(path) | variables
@@ -50,6 +50,16 @@ def yaml_arguments(text: str, *, path: Path, given: Sequence[str] = ()) -> list[
     words = [word for name, value, line in pairs for word in _words(name, value, line, variables)]
     _refuse_missing(words, path)
     return words
+
+
+def text_of(path: Path) -> str:
+    """Return the text of a file. Raises InputError if it cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot read the arguments: {error.strerror or error}", got=str(path)) from None
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text: {error}") from None
 
 
 def is_flagscale(keys: Iterable[str]) -> bool:
@@ -64,13 +74,6 @@ def _node(text: str, path: Path) -> Any:
         return YAML().compose(text)
     except YAMLError as error:
         raise InputError(f"{path} is not YAML: {error}") from None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the configuration: {error}", got=str(path)) from None
 
 
 def _model_args(content: Any, path: Path) -> Any:
@@ -96,7 +99,7 @@ def _named_file(found: Mapping[str, Any], path: Path) -> Path | None:
 
 def _of_naming_files(path: Path) -> dict[str, str]:
     """Return the values by dotted name on which all experiments that name this file agree; else all beside it."""
-    naming_files = {one: _node(_text(one), one) for one in sorted(path.absolute().parent.parent.glob("train*.yaml"))}
+    naming_files = {one: _node(text_of(one), one) for one in sorted(path.absolute().parent.parent.glob("train*.yaml"))}
     naming = [
         node for one, node in naming_files.items()
         if _named_file({key: value for key, value, _ in _pairs(node)}, one) == path.absolute()

@@ -31,13 +31,7 @@ from meshwright.engines.megatron.shell_scripts.programs import (
     script_at,
     shell_text,
 )
-from meshwright.engines.megatron.shell_scripts.state import (
-    MAX_CHOICES,
-    ShellValue,
-    ShellVariables,
-    UnknownText,
-    choices_of,
-)
+from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText, either_of
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
     ArithmeticCommand,
@@ -399,9 +393,8 @@ class Interpreter:
             self.assigned.add(name)
             if (before := self.variables.get(name)) == value:
                 return
-            choices = [choices_of(before), choices_of(value)]
-            is_known = all(choices) and not self.repeats and sum(map(len, choices)) <= MAX_CHOICES
-            value = UnknownText(reason=self._reason(name, line), choices=(*choices[0], *choices[1]) if is_known else ())
+            choices = () if self.repeats else either_of(before, value)
+            value = UnknownText(reason=self._reason(name, line), choices=choices)
         self.variables.set(name, value)
 
     def _reason(self, name: str, line: int) -> str:

@@ -8,12 +8,10 @@ from meshwright.engines.megatron.shell_scripts.state import ShellValue, UnknownT
 
 LINE = re.compile(r"#SBATCH\s+(--[\w-]+|-[A-Za-z])[=\s]*([^\s#]+)")
 NAMES = {
-    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-    "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
-    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
-    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
     "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
-}
+}  # fmt: skip
 SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task"}
 OF_ONE_RUN = (
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_DIR", "SLURM_PROCID",

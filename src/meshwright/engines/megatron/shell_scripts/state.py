@@ -18,11 +18,11 @@ class UnknownText:
     choices: tuple[str | tuple[Word, ...] | None, ...] = ()  # all that it may be, None for not set; empty: anything
 
 
-def choices_of(value: ShellValue | None) -> tuple[str | tuple[Word, ...] | None, ...]:
-    """Return all that a variable of this value may be; empty: anything."""
-    if isinstance(value, UnknownText):
-        return value.choices or ((value.text,) if value.text else ())
-    return (value,)
+def either_of(*values: ShellValue | None) -> tuple[str | tuple[Word, ...] | None, ...]:
+    """Return all that a variable with one of these values may be; empty: anything."""
+    found = [(one.choices or (one.text,)) if isinstance(one, UnknownText) else (one,) for one in values]
+    is_known = not any(isinstance(one, UnknownText) and not (one.choices or one.text) for one in values)
+    return sum(found, ()) if is_known and sum(map(len, found)) <= MAX_CHOICES else ()
 
 
 ShellValue = str | tuple[Word, ...] | UnknownText
