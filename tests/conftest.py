@@ -284,6 +284,24 @@ def wait_until(condition: Callable[[], object], process: Command) -> None:
         time.sleep(0.005)
 
 
+@pytest.fixture
+def unsynced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], list[str]]:
+    """`unsynced(folder)`: names of what is below `folder` and would not survive a power cut: it was written later."""
+    written_ns: dict[int, int] = {}
+    fsync = os.fsync
+
+    def sync(handle: int) -> None:
+        fsync(handle)
+        written_ns[os.fstat(handle).st_ino] = os.fstat(handle).st_mtime_ns
+
+    def names(folder: Path) -> list[str]:
+        found = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        return [p.name for p in found if written_ns.get(p.stat().st_ino) != p.stat().st_mtime_ns]
+
+    monkeypatch.setattr(os, "fsync", sync)
+    return names
+
+
 @pytest.fixture(scope="session")
 def wait_for() -> Callable[[Callable[[], object], Command], None]:
     """`wait_for(condition, process)`."""

@@ -8,13 +8,16 @@ are numbered from 1 in the order in which they happen; the one with the number o
     KILL    the process group is killed before it
     TORN    a write puts down half of its bytes, and the group is killed
     CUT     the group is killed, and what was made, renamed or removed in a folder that was not synced since is undone
+    LOST    the group is killed, and what was written to a file that was not synced since is gone, half there, or zeros
 
-`CUT` is what a power cut may leave of the entries of folders; contents of files stay.
+`CUT` and `LOST` are what a power cut may leave: of the entries of folders, and of contents behind entries that stay.
+Who started the command calls `cut_power` when all of its processes have ended.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import mmap
@@ -22,7 +25,8 @@ import os
 import shutil
 import signal
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -44,6 +48,7 @@ class FaultKind(StrEnum):
     KILL = "kill"
     TORN = "torn"
     CUT = "cut"
+    LOST = "lost"
 
 
 ROOM = ("open", "write", "mkdir", "link", "symlink", "rename", "sendfile")
@@ -60,11 +65,14 @@ class Injector:
     record: Path  # outside of `root`
     passed_over: str = ""  # a folder below `root`
     counter: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
+    lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.backups = self.record.with_suffix(".kept")
         OS["mkdir"](self.backups)
         self.log = OS["open"](self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for path in self.root.rglob("*"):
+            self.durable(path)
 
     def is_inside(self, path: Path | None) -> bool:
         return (
@@ -76,10 +84,20 @@ class Injector:
     def write(self, **entry: Any) -> None:
         OS["write"](self.log, (json.dumps(entry) + "\n").encode())
 
+    def durable(self, path: Path, *, is_empty: bool = False) -> None:
+        """Note that a power cut leaves the content that the file has now, or nothing of it."""
+        if path.is_file():
+            found = path.stat()
+            state = [0, 0] if is_empty else [found.st_size, found.st_mtime_ns]
+            self.write(file=found.st_ino, durable=state)
+
     def at(self, name: str, path: Path, *, tear: Callable[[], object] | None = None) -> None:
         """Count an operation; the fault, if this is its number. Raises OSError."""
-        count = struct.unpack("q", self.counter[:8])[0] + 1
-        self.counter[:8] = struct.pack("q", count)
+        with self.lock:
+            fcntl.lockf(self.log, fcntl.LOCK_EX)  # among processes
+            count = struct.unpack("q", self.counter[:8])[0] + 1
+            self.counter[:8] = struct.pack("q", count)
+            fcntl.lockf(self.log, fcntl.LOCK_UN)
         self.write(number=count, name=name, path=str(path.relative_to(self.root)))
         full = self.kind is FaultKind.ENOSPC and count > self.number and name in ROOM
         if count != self.number and not full:
@@ -89,26 +107,9 @@ class Injector:
             raise OSError(code, os.strerror(code), *([] if name in ("write", "fsync", "sendfile") else [str(path)]))
         if self.kind is FaultKind.TORN and tear is not None:
             tear()
-        if self.kind is FaultKind.CUT:
-            self.undo()
         if self.kind is not FaultKind.NONE:
             os.killpg(0, signal.SIGKILL)
             signal.pause()
-
-    def undo(self) -> None:
-        """Undo the changes of folders since they were last synced, newest first."""
-        entries = [json.loads(line) for line in self.record.read_text().splitlines()]
-        synced: set[str] = set()
-        for entry in reversed(entries):
-            if "synced" in entry:
-                synced.add(entry["synced"])
-            elif "made" in entry and str(Path(entry["made"]).parent) not in synced:
-                _remove(Path(entry["made"]))
-            elif "renamed" in entry and str(Path(entry["to"]).parent) not in synced:
-                if Path(entry["to"]).exists():
-                    OS["rename"](entry["to"], entry["renamed"])
-                if entry["kept"]:
-                    OS["rename"](entry["kept"], entry["to"])
 
     def kept(self, path: Path) -> str | None:
         """A second name of the file that a rename will replace."""
@@ -117,6 +118,44 @@ class Injector:
         name = self.backups / f"{len(os.listdir(self.backups))}"  # noqa: PTH208  no Path: it would be counted
         OS["link"](path, name)
         return str(name)
+
+
+def cut_power(folder: Path, *, kind: FaultKind, record: Path, passed_over: str = "") -> None:
+    """Leave below `folder` what `kind` says of the operations in `record`."""
+    entries = [json.loads(line) for line in record.read_text().splitlines()]
+    if kind is FaultKind.CUT:
+        _undo(entries)
+    if kind is not FaultKind.LOST:
+        return
+    durable = {entry["file"]: entry["durable"] for entry in entries if "file" in entry}
+    left = 0
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file() or path.is_symlink() or (passed_over and path.is_relative_to(folder / passed_over)):
+            continue
+        found = path.stat()
+        size, modified_ns = durable.get(found.st_ino, (0, 0))
+        if (found.st_size, found.st_mtime_ns) == (size, modified_ns):
+            continue
+        kept, left = min(size, found.st_size), left + 1
+        with OPEN(path, "r+b") as file:
+            file.truncate((kept, (kept + found.st_size) // 2, kept)[(len(entries) + left) % 3])
+            if (len(entries) + left) % 3 == 2:
+                file.truncate(found.st_size)  # as long as it was, of zeros
+
+
+def _undo(entries: Sequence[dict[str, Any]]) -> None:
+    """Undo the changes of folders since they were last synced, newest first."""
+    synced: set[str] = set()
+    for entry in reversed(entries):
+        if "synced" in entry:
+            synced.add(entry["synced"])
+        elif "made" in entry and str(Path(entry["made"]).parent) not in synced:
+            _remove(Path(entry["made"]))
+        elif "renamed" in entry and str(Path(entry["to"]).parent) not in synced:
+            if Path(entry["to"]).exists():
+                OS["rename"](entry["to"], entry["renamed"])
+            if entry["kept"]:
+                OS["rename"](entry["kept"], entry["to"])
 
 
 def _remove(path: Path) -> None:
@@ -173,6 +212,8 @@ def _one(it: Injector, name: str) -> Any:
         found = _path(path, dir_fd)
         if it.is_inside(found):
             it.at("unlink" if name == "remove" else name, found)  # pyright: ignore
+            if name == "truncate":
+                it.durable(found, is_empty=True)  # pyright: ignore
         return OS[name](path, *args, **options | ({} if dir_fd is None else {"dir_fd": dir_fd}))
 
     return call
@@ -225,8 +266,10 @@ def _syncing(it: Injector, name: str) -> Any:
         if found is not None and it.is_inside(found):
             it.at("fsync", found)
         OS[name](handle)
-        if found is not None and it.is_inside(found) and found.is_dir():
-            it.write(synced=str(found))
+        if found is not None and it.is_inside(found):
+            it.durable(found)
+            if found.is_dir():
+                it.write(synced=str(found))
 
     return call
 
@@ -238,6 +281,8 @@ def _os_open(it: Injector) -> Any:
         if is_new and found is not None:
             it.at("open", found)
         handle = OS["open"](path, flags, *args, dir_fd=dir_fd, **options)
+        if found is not None and it.is_inside(found) and (is_new or flags & os.O_TRUNC):
+            it.durable(found, is_empty=True)
         if is_new:
             it.write(made=str(found))
         return handle
@@ -277,6 +322,8 @@ def _open(it: Injector) -> Any:
         if opener is None and not isinstance(file, int) and (is_new or "w" in mode):
             it.at("open", path)
         raw = _File(it, path, file, mode.replace("b", "").replace("t", ""), closefd=closefd, opener=opener)
+        if is_new or "w" in mode:
+            it.durable(path, is_empty=True)
         if is_new:
             it.write(made=str(path))
         if buffering == 0:

@@ -25,7 +25,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.file_faults import FaultKind
+from tests.file_faults import FaultKind, cut_power
 from tests.record_folders import write_system, write_training
 from tests.tiny_encoder import write_encoder
 from tests.unit.conftest import Machine
@@ -161,6 +161,8 @@ class Place:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode is not None
+        if kind in (FaultKind.CUT, FaultKind.LOST):
+            cut_power(self.work, kind=FaultKind(kind), record=record, passed_over="node")
         return Ended(exit_code=process.returncode, stdout=stdout, stderr=stderr)
 
     def operations(self) -> list[dict[str, Any]]:
@@ -343,6 +345,8 @@ def drawn(name: str, operations: Sequence[dict[str, Any]], *, each: int) -> list
         written = [o["number"] for o in operations if kind is not FaultKind.TORN or o["name"] == "write"]
         parts = [written[i * len(written) // each : (i + 1) * len(written) // each] for i in range(each)]
         faults += [(kind, draw.choice(part)) for part in parts if part]
+        if kind is FaultKind.LOST:
+            faults.append((kind, len(operations) + 1))  # after the end
     return faults
 
 
@@ -392,3 +396,18 @@ def test_a_fault_is_at_its_operation_and_a_rename_that_was_not_synced_is_undone(
     (place.work / "pinned.yaml").write_text("before")
     assert place.run(line, kind=FaultKind.EIO, number=2).exit_code == 2
     assert (place.work / "pinned.yaml").read_text() == "before"
+
+
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_what_was_written_and_not_synced_is_lost_behind_the_name_that_a_rename_made_visible(place: Place, is_synced):
+    """The injector itself, with a writer that forgets to sync."""
+    forgets = """
+import os, types, meshwright.files as files
+files.os = types.SimpleNamespace(**vars(os) | {"fsync": lambda handle: None})
+"""
+    place.begin()
+    assert place.run("plan planned.yaml --write pinned.yaml", script="" if is_synced else forgets).exit_code == 0
+    whole = (place.work / "pinned.yaml").read_bytes()
+    cut_power(place.work, kind=FaultKind.LOST, record=place.folder / "operations.jsonl", passed_over="node")
+    assert ((place.work / "pinned.yaml").read_bytes() == whole) == is_synced
+    assert (place.work / "planned.yaml").read_text() == PLANNED

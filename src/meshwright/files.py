@@ -6,6 +6,7 @@ A killed process never leaves a partial file under a file's name; what it leaves
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import os
 import secrets
@@ -78,14 +79,37 @@ def sync(path: Path) -> None:
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync no folders
+            raise
     finally:
         os.close(handle)
 
 
-def write_csv(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Write rows with the same keys as CSV, with a heading. Raises InputError if `path` cannot be written."""
+def sync_tree(folder: Path) -> None:
+    """Make `folder` with everything in it survive a power cut, before it gets its name. Raises OSError."""
+    for path in (folder, *folder.rglob("*")):
+        if path.is_file() or path.is_dir():  # and no link to nothing
+            sync(path)
+
+
+def append(path: Path, text: str) -> None:
+    """Append text to a file; a power cut leaves it there when this has returned. Raises OSError."""
+    with naming(path), path.open("a", encoding="utf-8", newline="") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def write_csv(path: str | os.PathLike[str], rows: Sequence[Mapping[str, Any]], *, columns: Sequence[str] = ()) -> None:
+    """Write rows as CSV, with a heading. Raises InputError if `path` cannot be written.
+
+    `columns` empty: the keys of the first row, which all rows have.
+    """
     text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+    writer = csv.DictWriter(
+        text, columns or list(rows[0]), extrasaction="ignore" if columns else "raise", lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(rows)
     try:

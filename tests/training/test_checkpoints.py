@@ -95,6 +95,17 @@ def test_half_a_checkpoint_is_never_read_and_is_cleared_away(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-00000010", "step-00000030"]
 
 
+def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(tmp_path, unsynced):
+    """Its files are synced where they are summed, whoever wrote them."""
+    assert unsynced(saved(tmp_path, 1)) == []
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "ranges.json").write_text("{}")
+    assert unsynced(foreign) == ["ranges.json"]
+    checkpoint_files.digests(foreign, iter(["ranges.json"]))
+    assert unsynced(foreign) == []
+
+
 def test_only_the_newest_are_kept(tmp_path):
     for step in (1, 2, 3):
         saved(tmp_path, step, keep=2)

@@ -5,13 +5,23 @@ from __future__ import annotations
 import errno
 import json
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from tests.record_folders import write_every_kind
 
 from meshwright.errors import InputError, NewerFormatError
-from meshwright.files import document_of, naming, refused_with, require_format, swap_names, write_atomically
+from meshwright.files import (
+    append,
+    document_of,
+    naming,
+    refused_with,
+    require_format,
+    swap_names,
+    sync_tree,
+    write_atomically,
+)
 
 
 def test_writes_utf_8(tmp_path):
@@ -56,6 +66,30 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
         write_atomically(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["out.json"]
+
+
+def test_what_is_appended_and_trees_survive_a_power_cut(tmp_path, unsynced):
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    for name in ("a", "deep/b"):
+        (tree / name).write_text("text")
+    (tree / "deep" / "link").symlink_to("nowhere")
+    assert unsynced(tree) == ["a", "b"]
+    sync_tree(tree)
+    assert unsynced(tree) == []
+    append(tree / "a", " and µ\n")
+    assert unsynced(tree) == []
+    assert (tree / "a").read_text() == "text and µ\n"
+
+
+@pytest.mark.parametrize(("code", "raises"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_a_file_system_that_syncs_no_folders_is_no_error_and_a_broken_disk_is(tmp_path, monkeypatch, code, raises):
+    def fail(descriptor: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match=os.strerror(code)) if raises else nullcontext():
+        sync_tree(tmp_path)
 
 
 def test_a_killed_writer_does_not_show(tmp_path, monkeypatch):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
 from meshwright.accuracy.report import AccuracyReport, RowReport
-from meshwright.errors import InputError
+from meshwright.files import write_csv
 
 COLUMNS: tuple[str, ...] = (
     "id", "source", "model", "accelerator", "num_devices", "plan", "predicted", "low", "high", "measured",
@@ -19,13 +18,7 @@ COLUMNS: tuple[str, ...] = (
 
 def write_rows(report: AccuracyReport, path: Path) -> None:
     """Write one line per published row. Raises InputError when the file cannot be written."""
-    try:
-        with path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, list(COLUMNS), extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(_line(row) for row in report.rows)
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror or error}") from None
+    write_csv(path, [_line(row) for row in report.rows], columns=COLUMNS)
 
 
 def _line(row: RowReport) -> dict[str, object]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import STALE_S, swap_names, sync
+from meshwright.files import STALE_S, swap_names, sync, sync_tree
 from meshwright.mlperf.check_system import description_problems
 from meshwright.mlperf.log import read_log
 from meshwright.mlperf.official import PACKAGE, ask, package_version
@@ -127,9 +127,7 @@ def write_package(
         changed = not (final.exists() and _same(final, tree))
         check = _official(tree, scores)
         if changed:
-            for path in (tree, *tree.rglob("*")):
-                if path.exists():  # what a link of the code names need not
-                    sync(path)
+            sync_tree(tree)
             if not (final.exists() and swap_names(tree, final)):
                 if final.exists():
                     final.rename(building / "old")

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from meshwright.errors import InputError
-from meshwright.files import document_of, naming, write_atomically
+from meshwright.files import append, document_of, write_atomically
 from meshwright.records.fields import LARGEST, Count, Fields, check, read_rows
 from meshwright.units import parse_count
 
@@ -341,9 +341,8 @@ class RowTable(Generic[Row]):
         write_atomically(path, csv_line(self.header) + "".join(map(self.line, rows)))
 
     def append(self, path: Path, row: Row) -> None:
-        """Add one line; it is in the file when this returns."""
-        with naming(path), path.open("a", encoding="utf-8", newline="") as stream:
-            stream.write(self.line(row))
+        """Add one line; it is on the disk when this returns."""
+        append(path, self.line(row))
 
 
 class Recorder:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import naming, write_atomically
+from meshwright.files import append, write_atomically
 from meshwright.records.fields import Fields
 from meshwright.records.files import Recorder, RowTable, SidecarFields, differing, read_sidecar, whole_lines
 
@@ -333,12 +333,11 @@ class ServingRecorder(Recorder):
         return next((p for p in self.points if p.load == load and p.repeat == repeat), None)
 
     def append_requests(self, load: Load, repeat: int, requests: Sequence[RequestRecord]) -> None:
-        """Add requests; they are in the file when this returns."""
-        with naming(self.folder / REQUESTS_NAME), (self.folder / REQUESTS_NAME).open("a", encoding="utf-8") as stream:
-            stream.writelines(_request_line(load, repeat, request) for request in requests)
+        """Add requests; they are on the disk when this returns."""
+        append(self.folder / REQUESTS_NAME, "".join(_request_line(load, repeat, request) for request in requests))
 
     def append(self, point: ServingPoint) -> None:
-        """Add one line; it is in the file when this returns."""
+        """Add one line; it is on the disk when this returns."""
         TABLE.append(self.path, point)
         self.points.append(point)
 

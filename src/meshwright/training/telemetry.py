@@ -13,6 +13,7 @@ FOLDER/adapter/       the adapters of `task: lora` in PEFT's format
 from __future__ import annotations
 
 import json
+import os
 import platform
 import subprocess
 from contextlib import suppress
@@ -26,7 +27,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import append, write_atomically
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -78,9 +79,18 @@ class StepLogFile:
         except OSError as error:
             raise _unwritable(self.path, error) from error
 
+    def sync(self) -> None:
+        """Make the lines survive a power cut, as a checkpoint or a record of their steps does."""
+        try:
+            os.fsync(self.stream.fileno())
+        except OSError as error:
+            raise _unwritable(self.path, error) from error
+
     def close(self) -> None:
         """Close the file."""
-        with suppress(OSError):  # a line that did not fit was reported when it was written
+        with suppress(OSError, InputError):  # a line that did not fit was reported when it was written
+            self.sync()
+        with suppress(OSError):
             self.stream.close()
 
 
@@ -88,8 +98,7 @@ def log_event(folder: Path, event: dict[str, Any]) -> None:
     """Append to `events.jsonl`. Raises InputError when the disk is full."""
     path = folder / EVENTS
     try:
-        with path.open("a", encoding="utf-8") as stream:
-            stream.write(_line(event))
+        append(path, _line(event))
     except OSError as error:
         raise _unwritable(path, error) from error
 

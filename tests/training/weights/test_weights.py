@@ -41,6 +41,11 @@ def test_what_is_saved_comes_back(model, file_bytes, tmp_path):
     assert (tmp_path / "w" / "model.safetensors.index.json").exists() == (file_bytes == 10_000)
 
 
+def test_a_folder_of_weights_is_on_the_disk_before_it_has_its_name(tmp_path, unsynced):
+    save_weights(filled(), tmp_path / "w", file_bytes=10_000)
+    assert unsynced(tmp_path / "w") == []
+
+
 def test_files_are_as_the_library_reads_them(tmp_path):
     built = filled(MIXTURE)
     save_weights(built, tmp_path / "w", dtype=torch.bfloat16)

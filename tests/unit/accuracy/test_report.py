@@ -95,7 +95,7 @@ def test_a_file_without_rows_gives_an_empty_report(read_many: ReadMany) -> None:
     assert (report.summary.num_rows, report.rows, report.headline) == (0, [], None)
 
 
-def test_csv_has_one_line_a_row(report: AccuracyReport, tmp_path: Path) -> None:
+def test_csv_has_one_line_a_row(report: AccuracyReport, tmp_path: Path, unsynced: Callable[[Path], list[str]]) -> None:
     path = tmp_path / "out.csv"
     write_rows(report, path)
     with path.open(encoding="utf-8") as file:
@@ -104,6 +104,7 @@ def test_csv_has_one_line_a_row(report: AccuracyReport, tmp_path: Path) -> None:
     assert len(lines) == 7
     assert (lines[0]["predicted"], lines[0]["signed_error"]) == ("14300", "0.1")
     assert lines[0]["plan"] == "CP2 DP4 zero1 mbs1"
+    assert path.name not in unsynced(tmp_path)
     assert (lines[4]["predicted"], lines[4]["reason"]) == ("", "no sequence length")
 
 

@@ -64,13 +64,14 @@ def test_damaged_cells_are_named(column, value):
         TABLE.row(Cells(cells, "serving.csv:3"))
 
 
-def test_files(tmp_path):
+def test_files(tmp_path, unsynced):
     recorder = ServingRecorder(tmp_path / "out", sidecar=SIDECAR)
     request = RequestRecord(
         index=0, sent_s=0.1, due_s=0.1, end_s=0.5, status=RequestStatus.OK, chunk_s=(0.2, 0.3), output_tokens=2
     )
     recorder.append_requests(POINT.load, 1, [request])
     recorder.append(POINT)
+    assert unsynced(tmp_path / "out") == []  # a resumption counts what the table has, and needs its requests
     with (tmp_path / "out" / "serving.csv").open("a") as stream:
         stream.write(TABLE.line(POINT)[:40])  # killed while it wrote
     assert read_serving(tmp_path / "out").points == (POINT,)

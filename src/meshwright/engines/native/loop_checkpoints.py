@@ -6,6 +6,7 @@ state of the fault detector under the key `guard`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -48,6 +49,7 @@ class LoopCheckpoints:
         self,
         prepared: PreparedRun,
         *,
+        sync_log: Callable[[], None],
         num_ranks: int,
         assembly: Assembly,
         detector: FaultDetector,
@@ -58,6 +60,7 @@ class LoopCheckpoints:
         progress: ProgressDisplay,
     ) -> None:
         self.prepared, self.assembly, self.detector = prepared, assembly, detector
+        self.sync_log = sync_log
         self.position, self.history = position, history
         self.corpus, self.clock, self.progress = corpus, clock, progress
         self.weights = prepared.weights  # where training started
@@ -166,6 +169,7 @@ class LoopCheckpoints:
             **checkpoints.as_manifest(content),
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):
+            self.sync_log()  # a checkpoint without the lines of its steps would resume with a gap
             self.saver.save(self.assembly.state(), step=num_steps, about=about)
 
     def best(self) -> dict[str, Any] | None:

@@ -93,6 +93,11 @@ class RunOutput:
         if self.log is not None:
             self.log.rewind(after_step=after_step)
 
+    def sync(self) -> None:
+        """Make the step log survive a power cut."""
+        if self.log is not None:
+            self.log.sync()
+
     def close(self) -> None:
         """Close the step log."""
         if self.log is not None:

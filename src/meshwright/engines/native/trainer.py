@@ -170,11 +170,12 @@ class Trainer:
         self.detector = FaultDetector(self.run.train.faults)
         self.position = DataPosition()
         self.history = ValidationHistory()
+        self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
         self.checkpoints = LoopCheckpoints(
-            prepared, history=self.history, num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
+            prepared, sync_log=self.output.sync, history=self.history,
+            num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
             position=self.position, corpus=loader.corpus, clock=clock, progress=progress,
         )  # fmt: skip
-        self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
         self.profiler: StepProfiler | None = None
         self.is_compiling = self.run.train.compile  # in its first step
         self.first_step = 0  # steps taken before a resume

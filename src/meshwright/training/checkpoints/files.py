@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright.errors import InputError, NewerFormatError
-from meshwright.files import require_format, swap_names
+from meshwright.files import require_format, swap_names, sync
 from meshwright.training.checkpoints.peers import Peers
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -140,7 +140,9 @@ def names(folder: Path) -> list[str]:
 
 
 def digests(folder: Path, names: Iterable[str]) -> Digests:
-    """Size and SHA-256 of these files, as a manifest holds them."""
+    """Size and SHA-256 of these files, which are on the disk then, as a manifest holds them."""
+    for name in (names := list(names)):
+        sync(folder / name)
     return {n: {"bytes": (folder / n).stat().st_size, "sha256": _sha256(folder / n)} for n in names}
 
 

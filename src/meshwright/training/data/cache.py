@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import sync, write_atomically
+from meshwright.files import sync_tree, write_atomically
 from meshwright.units import GIB, MIB
 
 log = logging.getLogger(__name__)
@@ -104,14 +104,12 @@ def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]
     try:
         build(partial)
         files = sorted(f for f in partial.rglob("*") if f.is_file())
-        for file in files:
-            sync(file)
         facts = {
             file.relative_to(partial).as_posix(): {"bytes": file.stat().st_size, "blake2b": digest_of(file)}
             for file in files
         }
         write_atomically(partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n")
-        sync(partial)
+        sync_tree(partial)
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)

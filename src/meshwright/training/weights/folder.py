@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import distributed
 
 from meshwright.errors import InputError
-from meshwright.files import naming
+from meshwright.files import naming, sync_tree
 
 
 def is_writer() -> bool:
@@ -34,6 +34,8 @@ def new_folder(folder: Path) -> Iterator[Path]:
             yield unfinished
         if folder.exists():
             folder.rmdir()  # empty: its place is needed
+        with naming(folder):
+            sync_tree(unfinished)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import sync
 from meshwright.programs import install_command
 
 ARCHITECTURES = {
@@ -93,6 +94,7 @@ def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFil
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+        sync(partial)
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
