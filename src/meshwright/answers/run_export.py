@@ -9,18 +9,10 @@ from typing import Any, cast
 
 from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.quantities import fit_text
-from meshwright.engines.base import (
-    ExternalProgramsEngine,
-    Launch,
-    TrainingEngine,
-    check_export,
-    find_engine,
-    refuse,
-    with_accelerator_file,
-)
+from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine, check_export, find_engine, refuse
 from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import planned
-from meshwright.engines.local import write_files
+from meshwright.engines.local import with_accelerator_file, write_files
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import PARTIAL
 from meshwright.json_values import jsonable

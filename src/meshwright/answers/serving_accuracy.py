@@ -155,12 +155,9 @@ def serving_accuracy(
 
 
 def _of_records(
-    folders: Sequence[Path],
-    calibrated: ServerCalibration | None,
-    cluster: str | None,
-    given: ServedGiven | None,
+    folders: Sequence[Path], calibrated: ServerCalibration | None, cluster: str | None, given: ServedGiven | None,
     hardware: Mapping[str, Any],
-) -> ServingAccuracy:
+) -> ServingAccuracy:  # fmt: skip
     """Own measurements, as points whose source is their configuration."""
     if cluster is None and calibrated is None:
         raise InputError("records do not say on which devices they were made", hint="--cluster, or --calibration FILE")

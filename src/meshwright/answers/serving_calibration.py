@@ -74,16 +74,11 @@ class ServingCalibrationResult(Result):
 
 
 def serving_calibration(
-    *,
-    records: Sequence[Path],
-    cluster: str,
-    given: ServedGiven | None = None,
+    *, records: Sequence[Path], cluster: str, given: ServedGiven | None = None,
     hardware: Mapping[str, Any] | None = None,
-) -> ServingCalibrationResult:
-    """Fit the constants of one server. Raises InputError for records that cannot be used.
-
-    `hardware`: what is stated of `cluster`, as keys of a run file.
-    """
+) -> ServingCalibrationResult:  # fmt: skip
+    """Fit the constants of one server, whose `hardware` is stated by keys of a run file. Raises InputError for records
+    that cannot be used."""
     place = named_cluster(stated_cluster(cluster, **(hardware or {})))
     found = measured_server(records, cluster=place, given=given)
     models = sorted({p.point.groups["model"] for p in found.points})

@@ -61,7 +61,7 @@ def usual_devices_per_node(accelerator_name: str) -> int:
     return entry(CatalogKind.ACCELERATOR, accelerator_name).values["devices_per_node"]
 
 
-def host_memory_of(found: CatalogEntry, *, devices_per_node: int) -> float | None:
+def host_memory_of(found: CatalogEntry, devices_per_node: int) -> float | None:
     """Bytes of a host: the usual system's share for as many devices; None where the entry does not know it."""
     size = found.values.get("host_memory_bytes")
     return size and size * devices_per_node / found.values.get("devices_per_node", devices_per_node)

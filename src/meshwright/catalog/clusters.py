@@ -77,9 +77,7 @@ def cluster(name: str, *, fabric_name: str | None = None) -> Cluster:
         ),
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
-        host_memory_bytes=host_memory_of(
-            entry(CatalogKind.ACCELERATOR, device.name), devices_per_node=devices_per_node
-        ),
+        host_memory_bytes=host_memory_of(entry(CatalogKind.ACCELERATOR, device.name), devices_per_node),
     )
 
 
@@ -119,7 +117,7 @@ def own_cluster(own: CatalogEntry, *, devices_per_node: int, num_nodes: int, fab
         devices_per_node=devices_per_node,
         num_nodes=num_nodes,
         stated=(f"accelerator {device.name} as its file describes it",),
-        host_memory_bytes=host_memory_of(own, devices_per_node=devices_per_node),
+        host_memory_bytes=host_memory_of(own, devices_per_node),
     )  # fmt: skip
 
 

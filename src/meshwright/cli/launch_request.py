@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.api.folders import results_folder
-from meshwright.engines.base import Launch, find_engine, with_accelerator_file
+from meshwright.engines.base import Launch, find_engine
 from meshwright.engines.choice import planned
+from meshwright.engines.local import with_accelerator_file
 from meshwright.errors import InputError
 from meshwright.launch import kubernetes, local, slurm
 from meshwright.launch.environment import EnvironmentVariable, environment

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -298,23 +298,6 @@ def pinned_plan(run: Run) -> Plan:
             hint=f"give it, for example --set parallel.data_shard={run.plan.data_shard}",
         )
     return run.plan
-
-
-def with_accelerator_file(launch: Launch, run: Run) -> Launch:
-    """Return `launch` with the file of a user's accelerator, which its run files then name beside them.
-
-    Hosts and pods that have the files of a launch need not have the folder of its run file.
-    """
-    from meshwright.runfile.accelerator_file import is_accelerator_file
-    from meshwright.runfile.writing import given_section
-
-    cluster = given_section(run, "cluster")
-    path = cluster.get("accelerator", "") if isinstance(cluster, Mapping) else ""
-    if not is_accelerator_file(path):
-        return launch
-    name = Path(path).name
-    files = {file: text.replace(path, name) for file, text in launch.files.items()}
-    return replace(launch, files={**files, name: Path(path).read_text(encoding="utf-8")})
 
 
 def refuse(engine: str, problems: Iterable[Unsupported], *, hint: str | None = None) -> None:

@@ -14,12 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from meshwright.engines.base import Launch
 from meshwright.errors import MeshwrightError
 from meshwright.files import held_locks, write_atomically
+from meshwright.specs.run import Run
 from meshwright.training.machine import OWN_WORKER
 from meshwright.training.parent_watch import PARENT
 from meshwright.training.rendezvous import free_port, under_launcher
@@ -36,6 +38,23 @@ class ProcessLostError(MeshwrightError):
 
     exit_code = 1
     was_asked_to_stop = False  # then no restart follows
+
+
+def with_accelerator_file(launch: Launch, run: Run) -> Launch:
+    """Return `launch` with the file of a user's accelerator, which its run files then name beside them.
+
+    Hosts and pods that have the files of a launch need not have the folder of its run file.
+    """
+    from meshwright.runfile.accelerator_file import is_accelerator_file
+    from meshwright.runfile.writing import given_section
+
+    cluster = given_section(run, "cluster")
+    path = (isinstance(cluster, Mapping) and cluster.get("accelerator")) or ""
+    if not is_accelerator_file(path):
+        return launch
+    name = Path(path).name
+    files = {file: text.replace(path, name) for file, text in launch.files.items()}
+    return replace(launch, files={**files, name: Path(path).read_text(encoding="utf-8")})
 
 
 def write_files(launch: Launch, folder: Path) -> None:

@@ -66,12 +66,11 @@ class SwitchGain:
 class GradientGain(SwitchGain):
     """Gain of gradients that are reduced in fewer bits, which rounds them."""
 
-    saved_bytes: float  # of the same plan
-    saves_memory: bool  # enough to be named
+    saved_bytes: float  # of the same plan; 0: less than a share that is worth naming
 
     def __str__(self) -> str:
         gains = [f"{self.gain - 1:+.0%} {self.unit} ({self.plan.describe()})"] if self.gain >= LEAST_GAIN else []
-        if self.saves_memory:
+        if self.saved_bytes:
             gains.append(f"{gib(self.saved_bytes):.1f} GiB less for the same plan")
         return f"--set {', '.join(_said(*one) for one in self.changes)} rounds gradients: {', '.join(gains)}"
 
@@ -154,9 +153,10 @@ def gradient_gain(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> Grad
         return None
     found = _gain(request, best, {"gradient_format": WireFormat.BF16}, goal)
     size, smaller = (_cost(asked, best.plan)[1] for asked in (request, rounded))
-    if found is None or (found.gain < LEAST_GAIN and size < LEAST_GAIN * smaller):
+    saved_bytes = size - smaller if size >= LEAST_GAIN * smaller else 0.0
+    if found is None or (found.gain < LEAST_GAIN and not saved_bytes):
         return None
-    return GradientGain(**vars(found), saved_bytes=size - smaller, saves_memory=size >= LEAST_GAIN * smaller)
+    return GradientGain(**vars(found), saved_bytes=saved_bytes)
 
 
 def with_rounded_gradients(request: PlanRequest, plan: Plan | None = None) -> PlanRequest | None:

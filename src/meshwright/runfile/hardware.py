@@ -206,9 +206,7 @@ def _host_memory(text: str) -> int:
     except ValueError:
         stated = 0
     if not 0 < stated <= MAX_HOST_BYTES:
-        raise BelowError(
-            "host_memory", "is no size of a host's memory", got=text, allowed="above 0, as in 2TB or 1024GiB"
-        )
+        raise BelowError("host_memory", "is no size of a host's memory", got=text, allowed="as in 2TB or 1024GiB")
     return stated
 
 
