@@ -156,7 +156,6 @@ OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-gro
 NAN_CHECK = "no-check-for-nan-in-loss-and-grad"
 """Option without which Megatron refuses graphs of the whole iteration."""
 
-ALL_KINDS = ("read", "without_effect", "not_carried")
 ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 """Options that latent attention has without YARN, where Megatron refuses fused rotations."""
 
@@ -165,7 +164,7 @@ ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 def names_of_forks(*kinds: str) -> dict[str, str]:
     """Return the options of forks, of these kinds in `forks.toml` or of all, with the number of their values."""
     forks = tomllib.loads(Path(__file__).with_name("forks.toml").read_text(encoding="utf-8"))["forks"]
-    found = [names for fork in forks for kind, names in fork.items() if kind in (kinds or ALL_KINDS)]
+    found = [names for fork in forks for kind, names in fork.items() if kind != "source" and kind in (kinds or fork)]
     return {name: takes for names in found for name, takes in names.items()}
 
 

@@ -426,7 +426,8 @@ def test_the_vocabulary_is_that_of_its_file(tmp_path):
 @pytest.mark.parametrize(
     ("tokenizer", "size", "of"),
     [
-        ({"vocab_file": "absent/vocab.json"}, 50_257, "GPT-2"),
+        ({"vocab_file": "absent-vocab.json"}, 50_257, "GPT-2"),
+        ({"vocab_file": "/data/gpt2/vocab.json"}, 50_257, "GPT-2"),
         ({"vocab_file": "${DATA}/vocab.json"}, 50_257, "GPT-2"),
         ({"tokenizer_type": "Llama2Tokenizer", "tokenizer_model": "${DATA}/tokenizer.model"}, 32_000, "llama2-7b"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "a/Meta-Llama-3-8B"}, 128_256, "llama3-8b"),
@@ -460,6 +461,7 @@ def test_the_vocabulary_that_the_name_of_a_tokenizer_implies(tokenizer, size, of
         ),
         ({"tokenizer_type": "GPTSentencePieceTokenizer", "tokenizer_model": "x.model"}, "file of .* x.model"),
         ({"vocab_file": "bert/vocab.txt"}, "vocabulary of BERT or T5"),
+        ({"vocab_file": "/data/our_tokenizer_131072/vocab.json"}, "file of GPT2BPETokenizer /data/our_tokenizer"),
         ({"tokenizer_type": "BertWordPieceCase"}, "vocabulary of BERT or T5"),
     ],
 )

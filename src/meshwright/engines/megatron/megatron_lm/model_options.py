@@ -24,6 +24,7 @@ ENTRY_POINTS = "the options of pretrain_gpt.py"
 OF_MODELS = ("HuggingFaceTokenizer", "Llama3Tokenizer", *TOKENIZERS)
 """Types of tokenizers that `--tokenizer-model ORGANISATION/MODEL`, or a file in the folder of a model, names."""
 ITS_FILE = re.compile(r"tokenizer\.(model|json)|\$\{?\w+\}?|<.*>|")
+MAY_BE_GPT2 = re.compile(r"gpt-?2|[$<]|^[^/]*$", re.IGNORECASE)  # files of vocabularies; others are of own tokenizers
 OF_A_SIZE = re.compile(r"\d+b\b", re.IGNORECASE)
 LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
 SCALES = {
@@ -114,11 +115,14 @@ def _vocab(options: MegatronOptions) -> int:
         got = f"{tokenizer} {file}".strip()
         raise InputError("a vocabulary of BERT or T5, which run files cannot express", got=got, allowed=ENTRY_POINTS)
     if not found and tokenizer == DEFAULT_TOKENIZER:
-        found = _size_of(file, options.path) or _assumed(options, tokenizer, "GPT-2", GPT2_VOCABULARY)
+        found = _size_of(file, options.path) or 0
+        if not found and (not file or MAY_BE_GPT2.search(file)):
+            found = _assumed(options, tokenizer, "GPT-2", GPT2_VOCABULARY)
     if not found and (known := _model_of_tokenizer(tokenizer, "".join(named))):
         found = _assumed(options, " ".join((tokenizer, *named)), known.name, known.vocab)
     if not found:
-        of = "is not given" if tokenizer == "NullTokenizer" else f"is in the file of {' '.join((tokenizer, *named))}"
+        files = " ".join((tokenizer, *named, file)).strip()
+        of = "is not given" if tokenizer == "NullTokenizer" else f"is in the file of {files}"
         raise InputError(
             f"the size of the vocabulary {of}", hint=f'give the size: "{options.path.name} --vocab-size 32000"'
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, UnknownText
 
@@ -24,18 +25,13 @@ def slurm_values(text: str) -> dict[str, ShellValue]:
 
     Counts that are no positive whole numbers, such as ranges of nodes, are left out.
     """
-    given: dict[str, str] = {}
-    has_lines = False
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            break  # sbatch reads no further
-        has_lines |= line.startswith("#SBATCH")
-        if found := LINE.match(line):
-            given[SHORT.get(found[1], found[1].removeprefix("--"))] = found[2]
+    head = [*takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())]  # sbatch reads no more
+    if not any(line.startswith("#SBATCH") for line in head):
+        return {}
+    found = [one for line in head if (one := LINE.match(line))]
+    given = {SHORT.get(one[1], one[1].removeprefix("--")): one[2] for one in found}
     counts = {name: int(given[name]) for name in NAMES if re.fullmatch(r"0*[1-9]\d*", given.get(name, ""))}
     if "ntasks" not in given and {"nodes", "ntasks-per-node"} <= counts.keys():
         counts["ntasks"] = counts["nodes"] * counts["ntasks-per-node"]
-    if not has_lines:
-        return {}
     unknown = {name: UnknownText(reason=f"${name} depends on the machine") for name in OF_ONE_RUN}
     return unknown | {variable: str(count) for name, count in counts.items() for variable in NAMES[name]}
