@@ -727,7 +727,8 @@ def test_configurations_of_flagscale(tmp_path):
         assert (run.plan.tensor, run.global_batch, run.train.seed, run.precision.name) == (2, 16, 9, "bf16")
         assert (run.optimizer.learning_rate, run.optimizer.weight_decay) == (1e-3, 0.2)
         assert "shared" not in notes
-    path.write_text(FLAGSCALE.replace("  swiglu", "  enable_hetero: true\n  swiglu"), encoding="utf-8")
+    hetero = "  enable_hetero: true\n  hetero_process_meshes: [[1, 2], [2]]\n  swiglu"
+    path.write_text(FLAGSCALE.replace("  swiglu", hetero), encoding="utf-8")
     with pytest.raises(InputError, match=r"4l\.yaml:\d+: Megatron-LM has no such option: got '--enable-hetero'"):
         imported(f"{path} batch=16")
     naming.write_text(NAMING % ("absent", 9), encoding="utf-8")
@@ -752,3 +753,10 @@ def test_variables_in_yaml_of_options(tmp_path):
 def test_megatron_deepspeed_is_one_reason(tmp_path):
     with pytest.raises(InputError, match="calls Megatron-DeepSpeed, which has other options: got '--deepspeed'"):
         imported(script(tmp_path, "--deepspeed --deepspeed_config ds.json --zero-stage 1"))
+
+
+def test_a_placeholder_of_several_words(tmp_path):
+    run, notes = imported(script(tmp_path, "--save $SAVED --save-interval 5", before='SAVED="<your path>"'))
+    assert (run.train.checkpoint.folder, "--save <your" in notes) == ("checkpoints", True)
+    with pytest.raises(InputError, match="--seed cannot be expanded, a placeholder stands for it: got '<any number>'"):
+        imported(script(tmp_path, "--seed $SEED", before='SEED="<any number>"'))

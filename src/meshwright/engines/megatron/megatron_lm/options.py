@@ -249,7 +249,7 @@ def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) ->
         if problem := _problem(name, values, takes=known.get(name), where=where, path=path):
             problems.append(problem)
         unknown = next((one.unknown or UNDEFINED for one in values if one.unknown or "$" in one.text), "")
-        unknown = unknown or (PLACEHOLDER_REASON if any(PLACEHOLDER.search(one.text) for one in values) else "")
+        unknown = unknown or (PLACEHOLDER_REASON if PLACEHOLDER.search(" ".join(one.text for one in values)) else "")
         option = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
         found[RENAMED_LATER.get(name, name)] = option
     refusals.unknown_keys(ignored, known, program="Megatron-LM", ignore=ignore)
@@ -307,6 +307,6 @@ def _problem(name: str, values: list[Word], *, takes: str | None, where: str, pa
     shown = " ".join(one.text for one in values) or None
     if (takes == "nothing") != (not values):
         return InputError(f"{where}: --{name} takes {'no value' if takes == 'nothing' else 'a value'}", got=shown)
-    if takes == "one" and len(values) > 1:
+    if takes == "one" and len(values) > 1 and not PLACEHOLDER.fullmatch(shown or ""):
         return InputError(f"{where}: --{name} takes one value", got=shown)
     return None

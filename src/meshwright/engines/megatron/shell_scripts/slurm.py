@@ -25,7 +25,7 @@ def slurm_values(text: str) -> dict[str, ShellValue]:
 
     Counts that are no positive whole numbers, such as ranges of nodes, are left out.
     """
-    head = [*takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())]  # sbatch reads no more
+    head = [*takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())]  # sbatch reads it
     if not any(line.startswith("#SBATCH") for line in head):
         return {}
     found = [one for line in head if (one := LINE.match(line))]
