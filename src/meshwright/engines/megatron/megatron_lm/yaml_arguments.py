@@ -145,7 +145,7 @@ def _words(name: str, value: Any, line: int, variables: Mapping[str, str]) -> It
         return
     if is_unknown and _is_flag(name.removeprefix("--")) and is_harmless(name.removeprefix("--")):
         return
-    listed = [str(item.value) for item in text] if kind == "seq" else [] if kind == "bool" else _listed(text)
+    listed = [str(item.value) for item in value.value] if kind == "seq" else [] if kind == "bool" else _listed(text)
     yield Word(text=name, line=line)
     for item in listed:
         yield Word(text=item, line=line, unknown=UNSET if is_unknown else "")

@@ -33,5 +33,5 @@ def slurm_values(text: str) -> dict[str, ShellValue]:
     counts = {name: int(given[name]) for name in NAMES if re.fullmatch(r"0*[1-9]\d*", given.get(name, ""))}
     if "ntasks" not in given and {"nodes", "ntasks-per-node"} <= counts.keys():
         counts["ntasks"] = counts["nodes"] * counts["ntasks-per-node"]
-    unknown = {name: UnknownText(reason=f"${name} depends on the machine") for name in OF_ONE_RUN}
-    return unknown | {variable: str(count) for name, count in counts.items() for variable in NAMES[name]}
+    values: dict[str, ShellValue] = {name: UnknownText(reason=f"${name} depends on the machine") for name in OF_ONE_RUN}
+    return values | {variable: str(count) for name, count in counts.items() for variable in NAMES[name]}
