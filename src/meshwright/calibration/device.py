@@ -242,7 +242,7 @@ def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
         "measured_collectives", "corrections",
     }  # fmt: skip
     parameters = _parameters(document["parameters"])
-    accelerator = Accelerator(**{**document["accelerator"], "aliases": ()})
+    accelerator = Accelerator(**{**document["accelerator"], "aliases": (), "driver_names": ()})
     rates = [accelerator.memory_bytes_per_s, *accelerator.peak_flops_per_s.values()]
     if not all(rate > 0 for rate in rates):
         raise ValueError("rates of the accelerator are above 0")

@@ -166,7 +166,7 @@ def _write(path: Path, text: str) -> None:
 
 def _accelerator(start: dict[str, Any]) -> Accelerator:
     values = start["accelerator"]
-    return Accelerator(**values | {"aliases": tuple(values["aliases"])})
+    return Accelerator(**values | {key: tuple(values.get(key, ())) for key in ("aliases", "driver_names")})
 
 
 def _rank_files(output: Path) -> list[Path]:
