@@ -52,6 +52,8 @@ def test_options_of_a_checkpoint_that_depend_on_files(call, tmp_path):
         "if [ -f x ]; then ARGS='--load a'; else ARGS='--load b --swiglu'; fi",
         "if [ -f x ]; then ARGS='--load a'; fi",  # else it may come from the environment
         "if [ -f x ]; then if [ -f y ]; then ARGS='--load a'; fi; else ARGS='--load b'; fi",
+        "f() { local ARGS=1; }\n[ -f y ] && ARGS='--load a'\nif [ -f x ]; then f; else f; fi",
+        "f() { :; }\n[ -f y ] && ARGS='--load a'\nif [ -f x ]; then ARGS=1 f; else ARGS=1 f; fi",
         "ARGS=''\nfor x in *; do ARGS=\"$ARGS --load a\"; done",
         "ARGS=''\nwhile grep x; do ARGS=\"$ARGS --load a\"; done",
         "if [ -f x ]; then ARGS='--load a'; else ARGS='--load b'; fi\nARGS=\"${ARGS:-c} --swiglu\"",

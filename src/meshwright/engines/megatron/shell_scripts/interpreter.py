@@ -225,9 +225,8 @@ class Interpreter:
                 names = [self.run_uncertain(one, reason) for one in (body, *rest, command.otherwise)]
                 for name in set.intersection(*names):  # one of the branches has set it
                     self.assigned.add(name)
-                    if isinstance(value := self.variables.get(name), UnknownText):
-                        choices = tuple(one for one in value.choices if one is not None)
-                        self.variables.set(name, replace(value, choices=choices))
+                    if isinstance(old := self.variables.get(name), UnknownText):
+                        self.variables.set(name, replace(old, choices=tuple(x for x in old.choices if x is not None)))
                 return None
         return self.run(command.otherwise)
 
@@ -428,6 +427,7 @@ class Interpreter:
             try:
                 return self._function(name, words) if is_function else BUILTINS[name](self, command, words)
             finally:
+                self.assigned -= before.keys()
                 self.variables.put_back(before)
         if builtin := BUILTINS.get(name):
             return builtin(self, command, words)
@@ -451,6 +451,7 @@ class Interpreter:
             return leave.status
         finally:
             self.depth -= 1
+            self.assigned -= self.variables.locals[-1].keys()
             self.variables.put_back(self.variables.locals.pop())
             self.variables.positional = before
 
