@@ -6,6 +6,7 @@ are numbered from 1 in the order in which they happen; the one with the number o
     ENOSPC  it and all that need room after it fail: the disk stays full
     EIO     it alone fails
     KILL    the process group is killed before it
+    ALONE   the process that would do it is killed before it, and none beside it
     TORN    a write puts down half of its bytes, and the group is killed
     CUT     the group is killed, and what was made, renamed or removed in a folder that was not synced since is undone
     LOST    the group is killed, and what was written to a file that was not synced since is gone, half there, or zeros
@@ -46,6 +47,7 @@ class FaultKind(StrEnum):
     ENOSPC = "ENOSPC"
     EIO = "EIO"
     KILL = "kill"
+    ALONE = "alone"
     TORN = "torn"
     CUT = "cut"
     LOST = "lost"
@@ -64,12 +66,14 @@ class Injector:
     number: int
     record: Path  # outside of `root`
     passed_over: str = ""  # a folder below `root`
-    counter: mmap.mmap = field(default_factory=lambda: mmap.mmap(-1, 8))
     lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
         self.backups = self.record.with_suffix(".kept")
-        OS["mkdir"](self.backups)
+        self.backups.mkdir(exist_ok=True)
+        with OPEN(self.record.with_suffix(".count"), "a+b") as file:  # of all processes, those of torchrun too
+            file.truncate(8)
+            self.counter = mmap.mmap(file.fileno(), 8)
         self.log = OS["open"](self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         for path in self.root.rglob("*"):
             self.durable(path)
@@ -98,7 +102,7 @@ class Injector:
             count = struct.unpack("q", self.counter[:8])[0] + 1
             self.counter[:8] = struct.pack("q", count)
             fcntl.lockf(self.log, fcntl.LOCK_UN)
-        self.write(number=count, name=name, path=str(path.relative_to(self.root)))
+        self.write(number=count, name=name, path=str(path.relative_to(self.root)), process=os.getpid())
         full = self.kind is FaultKind.ENOSPC and count > self.number and name in ROOM
         if count != self.number and not full:
             return
@@ -107,6 +111,8 @@ class Injector:
             raise OSError(code, os.strerror(code), *([] if name in ("write", "fsync", "sendfile") else [str(path)]))
         if self.kind is FaultKind.TORN and tear is not None:
             tear()
+        if self.kind is FaultKind.ALONE:
+            os.kill(os.getpid(), signal.SIGKILL)
         if self.kind is not FaultKind.NONE:
             os.killpg(0, signal.SIGKILL)
             signal.pause()

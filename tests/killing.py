@@ -18,12 +18,13 @@ def kill_group(process: Any) -> None:
     os.killpg(process.pid, signal.SIGKILL)
     process.communicate()
     deadline_s = time.monotonic() + LIMIT_S
-    while _is_there(process.pid):
+    while is_there(process.pid):
         assert time.monotonic() < deadline_s, f"processes of group {process.pid} do not end"
         time.sleep(0.005)
 
 
-def _is_there(group: int) -> bool:
+def is_there(group: int) -> bool:
+    """Return True while the process group has a process."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

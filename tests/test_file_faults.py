@@ -14,10 +14,12 @@ import re
 import shlex
 import shutil
 import signal
+import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,10 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.file_faults import FaultKind, cut_power
+from tests.killing import LIMIT_S, is_there
 from tests.record_folders import write_system, write_training
 from tests.tiny_encoder import write_encoder
+from tests.training.test_processes import is_running
 from tests.unit.conftest import Machine
 from tests.unit.doctor.test_tuning import NODE
 from tests.unit.mlperf.conftest import SyntheticLog
@@ -50,6 +54,13 @@ PRETRAIN = (
 QUICK = """
 import meshwright.bench.ingest.comparison as comparison, meshwright.bench.ingest.bench as bench
 comparison.LEAST_S = bench.BUDGET_S = 0.001
+"""
+LAUNCHED = """
+import sys
+from meshwright.cli import main
+from tests.warm import measure_nothing
+measure_nothing(setattr)
+sys.exit(main.run(sys.argv[1:]))
 """
 ACCEPTED = """
 import meshwright.mlperf.package as package
@@ -78,11 +89,18 @@ class Case:
     hint: str = "--resume"
     leaves: tuple[str, ...]
     script: str = ""
+    under: tuple[str, ...] = ()  # a launcher
+    is_parallel: bool = False
 
 
 TRAIN = "train run.yaml --out out --json --resume-or-begin --only-steps"
 CASES = {
     "train": Case(line=TRAIN, leaves=("saved", "out")),
+    "train on two processes": Case(line=TRAIN.replace("run", "two"), leaves=("saved", "out"), is_parallel=True),
+    "train under torchrun": Case(
+        line=TRAIN.replace("run", "two"), leaves=("saved", "out"),
+        under=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), is_parallel=True,
+    ),
     "train --resume": Case(line="train longer.yaml --json --resume --only-steps", leaves=("saved", "out")),
     "checkpoint to-hf": Case(line="checkpoint to-hf run.yaml hf", leaves=("hf",)),
     "checkpoint from-hf": Case(line="checkpoint from-hf again.yaml exported", leaves=("again",)),
@@ -129,45 +147,76 @@ class Place:
 
     folder: Path
     inputs: Path
+    processes: set[int] = field(default_factory=set)  # that a command had, of those that are known by number
 
     @property
     def work(self) -> Path:
         return self.folder / "work"
 
+    @property
+    def temporary(self) -> Path:
+        return self.folder / "temporary"
+
     def begin(self) -> None:
-        shutil.rmtree(self.work, ignore_errors=True)
+        for folder in (self.work, self.temporary):
+            shutil.rmtree(folder, ignore_errors=True)
+        self.temporary.mkdir()
+        self.processes.clear()
         shutil.copytree(self.inputs, self.work, symlinks=True)
 
-    def run(self, line: str, *, script: str = "", kind: str = "none", number: int = 0) -> Ended:
-        """Run `meshwright LINE`, with one fault."""
+    def run(
+        self, line: str, *, script: str = "", kind: str = "none", number: int = 0, under: Sequence[str] = ()
+    ) -> Ended:
+        """Run `meshwright LINE`, with one fault. `under`: the arguments of Python that start a launcher of it."""
         record = self.folder / "operations.jsonl"
-        record.unlink(missing_ok=True)
+        for path in (record, record.with_suffix(".count")):
+            path.unlink(missing_ok=True)
         shutil.rmtree(record.with_suffix(".kept"), ignore_errors=True)
         start = self.folder / "start.py"
         start.write_text(
             f"{script}\nfrom pathlib import Path\nfrom tests.file_faults import install\n"
             f"install(Path({str(self.work)!r}), kind={str(kind)!r}, number={number}, record=Path({str(record)!r}), "
             f"passed_over='node')\n"  # a kernel takes a value whole or not at all
+            "import tempfile\ntempfile.tempdir = None\n" + (LAUNCHED if under else "")
         )
         environment = os.environ | {
             "OMP_NUM_THREADS": "1", "HOME": str(self.work / "home"), "MESHWRIGHT_CACHE": str(self.work / "cache"),
             "XDG_CONFIG_HOME": str(self.work / "home"), "PYTHONPATH": os.pathsep.join(sys.path),
-            "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300",
+            "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "300", "TMPDIR": str(self.temporary),
         }  # fmt: skip
-        process = WarmProcess(shlex.split(line), folder=self.work, environment=environment, script=start)
+        process: Any
+        if under:
+            process = subprocess.Popen(
+                [sys.executable, *under, str(start), *shlex.split(line)], cwd=self.work, env=environment, text=True,
+                start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            )  # fmt: skip
+        else:
+            process = WarmProcess(shlex.split(line), folder=self.work, environment=environment, script=start)
         try:
             stdout, stderr = process.communicate(timeout=120)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
         assert process.returncode is not None
+        self.processes.update({process.pid}, (o["process"] for o in self.operations()))
         if kind in (FaultKind.CUT, FaultKind.LOST):
             cut_power(self.work, kind=FaultKind(kind), record=record, passed_over="node")
         return Ended(exit_code=process.returncode, stdout=stdout, stderr=stderr)
 
     def operations(self) -> list[dict[str, Any]]:
-        lines = (self.folder / "operations.jsonl").read_text().splitlines()
+        record = self.folder / "operations.jsonl"
+        lines = record.read_text().splitlines() if record.exists() else []
         return [entry for entry in map(json.loads, lines) if "number" in entry]
+
+    def left_behind(self) -> list[str]:
+        """Processes, temporary files and segments of shared memory that the commands since `begin` left."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while (left := [p for p in self.processes if is_there(p) or is_running(p)]) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        shared = Path("/dev/shm")
+        segments = [p.name for p in shared.glob("*") if self.processes & set(map(int, re.findall(r"\d+", p.name)))]
+        files = [p.name for p in self.temporary.iterdir() if not p.name.startswith(KEPT_BY_PYTORCH)]
+        return [*map(str, left), *segments, *files]
 
 
 @pytest.fixture(scope="session")
@@ -177,6 +226,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, tiny_text: str) -> Path:
     text = tiny_text.replace("precision: bf16", "precision: fp32")
     (folder / "run.yaml").write_text(text)
     (folder / "longer.yaml").write_text(text.replace("steps: 4", "steps: 6"))
+    (folder / "two.yaml").write_text(text + "parallel: {data_shard: 2, sharding: parameters}\n")
     (folder / "again.yaml").write_text(text.replace("folder: saved", "folder: again"))
     (folder / "planned.yaml").write_text(PLANNED)
     wide = text.replace("vocab: 64", "vocab: 257").replace("synthetic", "text.txt, tokenizer: bytes")
@@ -226,6 +276,8 @@ def place_of(request: pytest.FixtureRequest) -> Callable[[str], Place]:
 
 # --- what is left ---
 
+KEPT_BY_PYTORCH = ("torchelastic_", "torchinductor_")
+"""Temporary folders that torchrun keeps for its logs, and PyTorch for kernels."""
 TIMES = re.compile(
     r"(_s|_ms|_s_\w+|per_s\w*|^s|seconds|started|ended|made|date|written|saved_at|mfu\w*|hfu\w*|throughput|time_s|"
     r"straggler\w*|memory_bytes|memory|\w*_bytes_per_s|load\w*|sha256|manifest_sha256|id|command|pid|boot_id|url|num_calls|folder|peak_\w+)$"
@@ -287,15 +339,17 @@ def _timeless(value: Any) -> Any:
 def whole(place: Place, case: Case) -> dict[str, Any]:
     """Content of the files that the command writes without a fault."""
     place.begin()
-    ended = place.run(case.line, script=case.script)
+    ended = place.run(case.line, script=case.script, under=case.under)
     assert ended.exit_code == 0, ended.stderr
+    if case.is_parallel:
+        assert place.left_behind() == []
     return left(place.work, case.leaves)
 
 
 def problem(place: Place, case: Case, expected: dict[str, Any], *, kind: FaultKind, number: int) -> str | None:
     """Return the error of the command with one fault, or of the same command after it; None: there is none."""
     place.begin()
-    faulty = place.run(case.line, script=case.script, kind=kind, number=number)
+    faulty = place.run(case.line, script=case.script, kind=kind, number=number, under=case.under)
     where = next((entry for entry in place.operations() if entry["number"] == number), None)
     at = f"{kind} at {number}: {where and where['name']} {where and where['path']}: "
     if kind in (FaultKind.ENOSPC, FaultKind.EIO):
@@ -304,6 +358,8 @@ def problem(place: Place, case: Case, expected: dict[str, Any], *, kind: FaultKi
             return at + f"exit code {faulty.exit_code}: {said[-1500:]}"
         if faulty.exit_code == 0 and (different := difference(expected, left(place.work, case.leaves))):
             return at + f"exit code 0 with another result: {different}"
+    elif kind is FaultKind.ALONE and faulty.exit_code == 1 and (case.under or " was lost: " in faulty.stderr):
+        pass  # the launcher has ended the other one
     elif faulty.exit_code not in (0, -signal.SIGKILL):
         return at + f"exit code {faulty.exit_code}: {faulty.stderr[-1500:]}"
     try:
@@ -311,7 +367,7 @@ def problem(place: Place, case: Case, expected: dict[str, Any], *, kind: FaultKi
             return None  # the fault came after the last change
     except (ValueError, OSError):  # half a file
         pass
-    again = place.run(case.line, script=case.script)
+    again = place.run(case.line, script=case.script, under=case.under)
     if again.exit_code == 2 and case.again and case.hint in again.stderr:
         if case.again.endswith("ingest"):
             shutil.rmtree(place.work / "ingest")
@@ -319,6 +375,8 @@ def problem(place: Place, case: Case, expected: dict[str, Any], *, kind: FaultKi
     if again.exit_code != 0:
         return at + f"again: exit code {again.exit_code}: {again.stderr[-1500:]}"
     different = difference(expected, left(place.work, case.leaves))
+    if not different and case.is_parallel and (behind := place.left_behind()):
+        return at + f"again: it leaves {behind}"
     return None if not different else at + f"again: {different}"
 
 
@@ -337,11 +395,17 @@ def difference(expected: Any, found: Any, *, at: str = "") -> str | None:
     return None if expected == found else f"{at}: {str(expected)[:200]} became {str(found)[:200]}"
 
 
+def kinds_of(case: Case) -> list[FaultKind]:
+    """Faults of the command: under a launcher a process dies alone, as its group is its own."""
+    alone = [FaultKind.ALONE] if case.is_parallel else []
+    return alone if case.under else [*alone, *(k for k in FaultKind if k not in (FaultKind.NONE, FaultKind.ALONE))]
+
+
 def drawn(name: str, operations: Sequence[dict[str, Any]], *, each: int) -> list[tuple[FaultKind, int]]:
     """`each` faults of each kind, spread over the operations, drawn by the name of the command."""
     draw = random.Random(zlib.crc32(name.encode()))
     faults: list[tuple[FaultKind, int]] = []
-    for kind in list(FaultKind)[1:]:
+    for kind in kinds_of(CASES[name]):
         written = [o["number"] for o in operations if kind is not FaultKind.TORN or o["name"] == "write"]
         parts = [written[i * len(written) // each : (i + 1) * len(written) // each] for i in range(each)]
         faults += [(kind, draw.choice(part)) for part in parts if part]
@@ -351,7 +415,8 @@ def drawn(name: str, operations: Sequence[dict[str, Any]], *, each: int) -> list
 
 
 QUICK_COMMANDS = {
-    "train": 1, "export": 2, "import": 2, "bench train": 2, "bench ingest": 2, "mlperf package": 2, "tune system": 2,
+    "train": 1, "train on two processes": 1,
+    "export": 2, "import": 2, "bench train": 2, "bench ingest": 2, "mlperf package": 2, "tune system": 2,
     "plan": 1, "calibrate": 1,
 }  # fmt: skip
 """Faults of each command in the default lane."""
@@ -367,7 +432,16 @@ def test_a_command_with_a_fault_is_given_again(name: str, place_of: Callable[[st
     assert [f for f in found if f] == []
 
 
-LONG_COMMANDS = ("train", "train --resume", "report", "bench serve", "evaluate", "estimate")
+LONG_COMMANDS = (
+    "train",
+    "train on two processes",
+    "train under torchrun",
+    "train --resume",
+    "report",
+    "bench serve",
+    "evaluate",
+    "estimate",
+)
 """Commands that take a second: half as many faults of each kind in the slow lane."""
 
 
@@ -388,10 +462,10 @@ def test_a_fault_is_at_its_operation_and_a_rename_that_was_not_synced_is_undone(
     assert place.run(line).exit_code == 0
     names = [entry["name"] for entry in place.operations()]
     assert names == ["open", "write", "fsync", "rename", "fsync"]
-    for kind, number, is_there in ((FaultKind.KILL, 4, False), (FaultKind.KILL, 5, True), (FaultKind.CUT, 5, False)):
+    for kind, number, exists in ((FaultKind.KILL, 4, False), (FaultKind.KILL, 5, True), (FaultKind.CUT, 5, False)):
         place.begin()
         assert place.run(line, kind=kind, number=number).exit_code == -signal.SIGKILL
-        assert (place.work / "pinned.yaml").exists() == is_there, (kind, number)
+        assert (place.work / "pinned.yaml").exists() == exists, (kind, number)
     place.begin()
     (place.work / "pinned.yaml").write_text("before")
     assert place.run(line, kind=FaultKind.EIO, number=2).exit_code == 2

@@ -105,6 +105,24 @@ def test_the_process_that_was_lost_is_named_and_not_those_that_lost_it(how, reas
     assert time.monotonic() - begun_s < 60  # not the timeout of a collective
 
 
+def fail(rank: int, world_size: int, payload: None) -> None:
+    from meshwright.errors import InputError
+
+    raise InputError("no room")
+
+
+@pytest.mark.distributed
+def test_processes_that_fail_leave_no_temporary_files(tmp_path, monkeypatch):
+    from meshwright.errors import InputError
+    from meshwright.training.processes import run_ranks
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(InputError, match="no room"):
+        run_ranks(fail, None, num_ranks=2, device_type="cpu")
+    left = [p.name for p in tmp_path.iterdir() if not p.name.startswith("pymp-")]  # of this process, until it ends
+    assert left == []
+
+
 @pytest.mark.distributed
 @pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="looks processes up in /proc")
 @pytest.mark.when_touched  # the last test starts processes from nothing

@@ -197,6 +197,9 @@ def _run_here(start: _Start) -> None:
         except KeyboardInterrupt:  # the second Ctrl-C
             _kill(workers, signal.SIGKILL)
             raise
+        finally:
+            for name in filter(None, workers.error_files):  # PyTorch leaves what it has read
+                Path(name).unlink(missing_ok=True)
         if request.asked and not all(done):  # they had nothing to save
             raise request.reason()
 

@@ -99,6 +99,45 @@ def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed,
     assert disturbed.losses() == undisturbed(sections).losses()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("sections", "steps"), [(ALONE, 1000), (FSDP, 1000)], ids=["one process", "two processes"])
+def test_a_dozen_of_interrupted_runs_are_one_run(tiny_run, tmp_path, monkeypatch, sections, steps, undisturbed):
+    """A soak: killed or asked to stop at any moment, while they start, too. Nothing of them is left."""
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    script = tmp_path / "temporary.py"
+    script.write_text("import tempfile\ntempfile.tempdir = None\n")
+    sections = sections | {"train": f"{{steps: {steps}, checkpoint: {{folder: saved, every_steps: 25, keep: 2}}}}"}
+    training = tiny_run(tmp_path / "cut", **sections)
+    chance, endings = random.Random(7), []
+    with monkeypatch.context() as patch:
+        patch.setenv("TMPDIR", str(temporary))
+        while len(endings) < 12:
+            process = training.start("--resume-or-begin", script=script)
+            time.sleep(chance.uniform(0.1, 1.1))
+            if process.poll() is not None:
+                break
+            if chance.random() < 0.4:
+                process.send_signal(signal.SIGTERM)
+                process.communicate(timeout=60)
+            else:
+                kill_group(process)
+            endings.append(process.returncode)
+        training.train("--resume-or-begin", script=script)
+    assert min(endings.count(-signal.SIGKILL), endings.count(128 + signal.SIGTERM)) > 2
+    whole = undisturbed(sections)
+    assert training.losses() == whole.losses()
+    assert last_files(training) == last_files(whole)
+    assert [p.name for p in temporary.iterdir() if not p.name.startswith("torchinductor_")] == []  # PyTorch's cache
+
+
+def last_files(training) -> dict[str, str]:
+    """Checksums of the tensors of the last checkpoint."""
+    manifest = training.folder / "saved" / f"step-{training.checkpoints()[-1]:08d}" / "manifest.json"
+    files = json.loads(manifest.read_text())["files"]
+    return {name: known["sha256"] for name, known in files.items() if name.endswith(".distcp")}
+
+
 def ranks_below(pid: int) -> list[int]:
     """Processes that train, below torchrun."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
