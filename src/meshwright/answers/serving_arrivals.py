@@ -10,6 +10,9 @@ from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
 from meshwright.inference.arrivals import ArrivalEstimate
 
+SETTLED = 0.1
+"""Of latencies whose halves of the requests differ by more a sentence says so."""
+
 
 def check_open_loop(requests_per_s: float | None, **given: object) -> None:
     """Raise InputError where options of arrivals are given without a rate."""
@@ -43,8 +46,11 @@ def _sentences(found: ArrivalEstimate) -> Iterator[str]:
         )
     else:
         waits = percent(simulated.queue_share)
-        yield f"{len(simulated.e2e_s):,} simulated requests, {simulated.in_flight:,.3g} in flight."
+        digits = 1 if simulated.in_flight < 100 else 0
+        yield f"{len(simulated.e2e_s):,} simulated requests, {simulated.in_flight:,.{digits}f} in flight."
         yield f"In {waits} of the time a request waits for a place or for other prompts."
+        if (apart := simulated.half_difference) > SETTLED:
+            yield f"Latencies have not settled: those of the two halves of the requests differ by {percent(apart)}."
     reach = f"up to {found.highest_per_s:.4g} requests/s, {found.highest_per_s / found.rate:.3g} times the rate."
     if bounds.is_empty:
         if simulated is not None:

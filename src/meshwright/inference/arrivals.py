@@ -103,6 +103,24 @@ class Simulated:
             for k, s in found.items()
         }
 
+    @property
+    def half_difference(self) -> float:
+        """Largest difference of a mean or percentile between the two halves of the requests, over its value in all."""
+        middle = len(self.e2e_s) // 2
+        halves = [self._slice(slice(None, middle)).percentiles(), self._slice(slice(middle, None)).percentiles()]
+        return max(
+            abs(halves[0][name][of] - halves[1][name][of]) / value
+            for name, values in self.percentiles().items()
+            for of, value in values.items()
+            if value > 0
+        )
+
+    def _slice(self, taken: slice) -> Simulated:
+        return replace(
+            self, arrived_s=self.arrived_s[taken], ttft_s=self.ttft_s[taken], itl_s=self.itl_s[taken],
+            e2e_s=self.e2e_s[taken],
+        )  # fmt: skip
+
     def good_share(self, bounds: LatencyLimits) -> float:
         """Share of requests within both bounds."""
         return float(np.mean((self.ttft_s <= bounds.ttft_s) & (self.itl_s <= bounds.itl_s)))
@@ -249,6 +267,7 @@ class ArrivalEstimate:
         if found is None:
             return document
         numbers = {"num_requests": len(found.e2e_s), "in_flight": found.in_flight, "queue_share": found.queue_share}
+        numbers["half_difference"] = found.half_difference
         if bounds is not None:
             good = found.good_share(bounds)
             numbers |= {"keeps_bounds": found.keeps(bounds), "good_share": good, "goodput_per_s": good * self.rate}

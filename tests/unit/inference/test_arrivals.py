@@ -11,6 +11,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
 from meshwright.inference.arrivals import (
     LatencyLimits,
+    Simulated,
     arrivals_named,
     capacity_per_s,
     estimate_arrivals,
@@ -166,3 +167,10 @@ def test_other_arrivals_are_refused(wrong):
 def test_other_percentiles_are_refused(wrong):
     with pytest.raises(InputError, match="percentile"):
         LatencyLimits(ttft_s=1.0, percentile=wrong)
+
+
+def test_halves_of_the_requests_tell_whether_latencies_have_settled():
+    alike, apart = np.tile([1.0, 2.0], 50), np.repeat([1.0, 1.2], 50)
+    shared = {"arrived_s": alike, "ttft_s": alike, "itl_s": np.zeros(100), "queue_share": 0.0, "in_flight": 1.0}
+    assert Simulated(e2e_s=alike, **shared).half_difference == 0
+    assert Simulated(e2e_s=apart, **shared).half_difference == pytest.approx(0.2 / 1.1)
