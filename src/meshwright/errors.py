@@ -156,7 +156,7 @@ def _restored(kind: type[MeshwrightError], args: tuple[Any, ...], state: dict[st
 
 
 BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
-"""Characters that change the direction of the text around them: what is read is then not what is there."""
+"""Characters that change the direction of the text around them, so that it reads as another one."""
 
 
 def printable(text: str) -> str:

@@ -63,7 +63,7 @@ def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None
 
 
 def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:
-    """Print what a training measured and what was predicted, side by side."""
+    """Print measured and predicted quantities of a training, side by side."""
     if as_json:
         emit_json(record)
         return

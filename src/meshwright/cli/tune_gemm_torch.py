@@ -68,7 +68,7 @@ class RunTuning:
         }
 
     def show(self, written: list[Path]) -> None:
-        """Print the GEMMs before and after, what was tried, and what was written."""
+        """Print the GEMMs before and after tuning, the trials, and the files."""
         outcome, choices = self.outcome, self.outcome.choices
         print_line(f"{devices.device_name(self.device)}, {self.plan.describe()}", style="bold")
         _show_table(outcome)

@@ -155,7 +155,7 @@ UNDER_CONTEXT = "cudnn_flash_te"
 """Transformer Engine's, the only one of MaxText for GPUs with context parallelism."""
 
 SPLASH_BLOCKS = ("q", "kv", "kv_compute", "q_dkv", "kv_dkv", "kv_dkv_compute", "q_dq", "kv_dq")
-"""Tiles of splash attention: of its forward pass, of the gradients of keys and values, and of those of queries."""
+"""Tiles of splash attention: for its forward pass, for gradients of keys and values, and for gradients of queries."""
 
 
 def _splash(features: Features) -> dict[str, Any]:

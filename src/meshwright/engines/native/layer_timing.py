@@ -41,7 +41,7 @@ COLLECTIVE_BYTES = 2**24
 LEAST_SD = 0.02
 """Variation that repetitions in one process miss: memory placement, clock frequency, other processes."""
 DISTURBED_SD = 0.25
-"""From here on, other programs decide what a repetition takes (its quartiles differ by a factor of two). A step lasts
+"""Above this, other programs decide the time of a repetition (its quartiles differ by a factor of two). A step lasts
 as long as many repetitions, and so takes their mean."""
 FEW_SD = 0.2
 """Of less than three repetitions: the speed of an idle machine from one minute to the next (docs/log.md)."""

@@ -2,8 +2,8 @@
 
 It takes at most `BUDGET_S`, or `LONG_BUDGET_S` where GEMMs are too slow for that, is kept in the cache folder for the
 machine, its software and the model's shapes, and is reused by the next training of them. While other programs use the
-processors everything takes longer: measuring may take `LONG_BUDGET_S`, what was kept before is not used, and what was
-measured is used once and not kept.
+processors everything takes longer: measuring may take `LONG_BUDGET_S`, earlier results are not used, and the new ones
+are used once and not kept.
 
 All processes of a run call `measure_machine` together and get the same result.
 """

@@ -1,7 +1,7 @@
 """Log-probabilities of the answers of pairs under the initial weights, computed once before the first step.
 
 Training of all weights needs them where the loss compares an answer with the model as it was (`train.preference`).
-With adapters the model without them is the reference, and each step computes what it needs. A resumed training
+With adapters the reference is the model without them, and each step scores its own pairs. A resumed training
 computes them again, from the same weights, before it reads its checkpoint.
 
 S pairs, B rows of a batch.
