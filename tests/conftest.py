@@ -44,7 +44,7 @@ def _no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def _no_refusal_allows_what_it_refuses() -> Iterator[None]:
-    """Check every `InputError` of every test: what was got is not in the list of what is allowed."""
+    """Check every `InputError` of every test: the list of allowed values lacks the refused one."""
     init = InputError.__init__
 
     def checked(self: InputError, *args: Any, got: object = None, allowed: object = None, **kw: Any) -> None:

@@ -8,8 +8,8 @@ are numbered from 1 in the order in which they happen; the one with the number o
     KILL    the process group is killed before it
     ALONE   the process that would do it is killed before it, and none beside it
     TORN    a write puts down half of its bytes, and the group is killed
-    CUT     the group is killed, and what was made, renamed or removed in a folder that was not synced since is undone
-    LOST    the group is killed, and what was written to a file that was not synced since is gone, half there, or zeros
+    CUT     the group is killed, and a folder loses its changes of names since its last sync
+    LOST    the group is killed, and a file loses its writes since its last sync: all, half of them, or zeros stay
 
 `CUT` and `LOST` are what a power cut may leave: of the entries of folders, and of contents behind entries that stay.
 Who started the command calls `cut_power` when all of its processes have ended.

@@ -1,6 +1,6 @@
 """Every command at every file operation: killed, a full disk, an error of the disk, a torn write, a power cut.
 
-The same command again continues or starts clean, and what it leaves is what a run without a fault leaves. Of each
+The same command again continues or starts clean, and leaves the files of a run without a fault. Of each
 command a few faults are tried here, drawn by its name, and more of them in the slow lane.
 """
 

@@ -1,4 +1,4 @@
-"""Killed at any moment, resumed, and resumed under another plan: the steps are those of a run that nobody disturbs."""
+"""Killed at any moment, resumed, and resumed under another plan: the steps equal an undisturbed run's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A survey of configurations: whose each file is, what is read, and that nothing ends or runs."""
+"""A survey of configurations names the project of each file, reads it or says why not, and runs nothing."""
 
 from __future__ import annotations
 

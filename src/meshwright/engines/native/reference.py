@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 
 from meshwright.engines.native.batch_loader import BatchLoader
-from meshwright.engines.native.step import Stepper
+from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.errors import InputError
 from meshwright.specs.run import TRAINING, FaultAction, Run
 from meshwright.training.data.batches import NO_SAMPLE, Batches
@@ -47,6 +47,7 @@ def score_references(loader: BatchLoader, stepper: Stepper, *, num_steps: int) -
     """Give `loader` the log-probabilities of all answers that a run reads, of the weights as they are. Collective."""
     if not loader.needs_reference:
         return
+    assert isinstance(stepper, Accumulation)  # pairs under a pipeline are refused
     num_batches = num_steps + most_skipped(loader.run)
     every = Batches(samples=loader.batches.samples, global_batch=loader.batches.global_batch, seed=loader.batches.seed)
     read = {number for step in range(num_batches) for number in every.sample_numbers(step)}
@@ -66,7 +67,7 @@ def most_skipped(run: Run) -> int:
     return faults.max_events if FaultAction.SKIP in actions else 0
 
 
-def _table(numbers: Collection[int], loader: BatchLoader, stepper: Stepper, *, batches: Batches) -> ReferenceTable:
+def _table(numbers: Collection[int], loader: BatchLoader, stepper: Accumulation, *, batches: Batches) -> ReferenceTable:
     """Score these pairs, as many at a time as a step's micro-batch on each data rank."""
     where = loader.coordinates
     width, rows = where.plan.data, where.plan.micro_batch

@@ -38,10 +38,6 @@ class Stepper(Protocol):
         """Logits [B, T, V] of the whole model."""
         ...
 
-    def scores(self, batch: BatchTensors) -> Tensor:
-        """Log-probabilities [B, 2] that the weights as they are, without adapters, give to the answers of pairs."""
-        ...
-
 
 class Accumulation:
     """Gradient accumulation over micro-batches, for a model (or its shards) without pipeline stages."""
@@ -74,7 +70,7 @@ class Accumulation:
         return self.module(tokens_BT)
 
     def scores(self, batch: BatchTensors) -> Tensor:
-        """Log-probabilities [B, 2], in micro-batches."""
+        """Log-probabilities [B, 2] of the answers of pairs under the weights without adapters, in micro-batches."""
         return torch.cat([self._scores(m) for m in split_micro_batches(batch, size=self.plan.micro_batch)])
 
     def _scores(self, micro_batch: BatchTensors) -> Tensor:

@@ -113,10 +113,6 @@ class Pipeline:
             dist.broadcast(x, group=self.group, group_src=ranks[index])
         return x
 
-    def scores(self, batch: dict[str, Tensor]) -> Tensor:
-        """Refused by the planner's rules."""
-        raise NotImplementedError
-
     def _run(self, function: Callable[..., object], batch: dict[str, Tensor], scale: float) -> Tensor:
         self.scale = scale
         given = dict(batch)
