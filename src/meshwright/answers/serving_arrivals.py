@@ -11,7 +11,7 @@ from meshwright.errors import InputError
 from meshwright.inference.arrivals import ArrivalEstimate
 
 SETTLED = 0.1
-"""Of latencies whose halves of the requests differ by more a sentence says so."""
+"""Latencies have not settled where the two halves of the requests differ by more."""
 
 
 def check_open_loop(requests_per_s: float | None, **given: object) -> None:
