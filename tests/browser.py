@@ -30,6 +30,30 @@ FLAGS = (
 LIMIT_S = 60.0
 
 
+DRAWING_FAULTS = """(() => {
+  const found = [], shown = t => t.textContent.trim() && getComputedStyle(t).opacity !== '0';
+  for (const svg of document.querySelectorAll('figure svg')) {
+    const drawn = svg.getBoundingClientRect(), name = svg.getAttribute('aria-label');
+    if (!drawn.width) continue;
+    const scale = drawn.width / (svg.viewBox.baseVal.width || drawn.width);
+    const texts = [...svg.querySelectorAll('text')].filter(shown).map(t => [t, t.getBoundingClientRect()]);
+    for (const [t] of texts) {
+      const size = parseFloat(getComputedStyle(t).fontSize) * scale;
+      if (size < 10.5) found.push(`${name}: ${t.textContent} has ${size.toFixed(1)} px`);
+    }
+    texts.forEach(([a, p], i) => texts.slice(i + 1).forEach(([b, q]) => {
+      const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
+      const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
+      if (wide > 1 && high > 2) found.push(`${name}: ${a.textContent} lies on ${b.textContent}`);
+    }));
+  }
+  for (const box of document.querySelectorAll('.table'))
+    if (innerWidth > 1000 && box.scrollWidth > box.clientWidth + 1) found.push(`${box.dataset.name} is cut`);
+  return found;
+})()"""
+"""Texts of figures that are too small or lie on each other, and tables that a wide window cuts."""
+
+
 @dataclass
 class OpenPage:
     """A page as Chromium has it."""

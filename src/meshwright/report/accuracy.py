@@ -298,7 +298,7 @@ def predicted_svg(report: AccuracyReport) -> str:
     worst = _worst(report, ends)
     names = [
         alt.Chart(alt.Data(values=[w for w in worst if w["is_over"] == is_over]))
-        .mark_text(align="right" if is_over else "left", dx=-6 if is_over else 6, fontSize=11, color=INK)
+        .mark_text(align="right" if is_over else "left", dx=-6 if is_over else 6, color=INK)
         .encode(x=x("measured"), y=y("predicted"), text="id:N")
         for is_over in (True, False)
     ]

@@ -133,7 +133,7 @@ def _timeline(done: RunEstimate, command: str) -> list[PageSection]:
         timeline_svg(timeline), title="Passes of every pipeline rank", command=command, legend=legend(timeline),
         data=sortable_table(headings, ranks, name="Pipeline ranks"),
     )  # fmt: skip
-    return [PageSection(title="Pipeline", parts=[paragraph(text), picture])]
+    return [PageSection(title="Pipeline", parts=[paragraph(text), picture], is_wide=True)]
 
 
 def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:

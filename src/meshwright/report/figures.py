@@ -102,7 +102,6 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
     config = dict(spec.get("config", {}))
     config["axis"] = {**config.get("axis", {}), "labelLimit": NARROW_LABELS}
     config["padding"] = {"left": 12, "right": 26, "top": 4, "bottom": 4}  # fonts of browsers are wider than measured
-    config["text"] = {"fontSize": 11}
     return {**_narrow_texts(spec), **shape, "config": config}
 
 
@@ -267,7 +266,7 @@ def chart_config() -> dict[str, Any]:
     return {
         "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},
         "padding": {"left": 36, "right": 20, "top": 4, "bottom": 4},
-        "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "labelLimit": 260},
+        "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "labelLimit": 260, "columnPadding": 40},
         "view": {"stroke": None}, "text": {"fontSize": 12},
     }  # fmt: skip
 

@@ -36,7 +36,7 @@ class PageSection:
 
     title: str
     parts: Sequence[str]
-    is_wide: bool = False  # spans both columns of a wide window
+    is_wide: bool = False  # spans both columns of a wide window, as one with a table of many columns does
 
 
 class Endnotes:
@@ -112,8 +112,11 @@ def document(
 
 
 def _section(number: int, section: PageSection) -> str:
-    wide = ' class="wide"' if section.is_wide else ""
-    return f'<section id="section-{number}"{wide}><h2>{escape(section.title)}</h2>{"".join(section.parts)}</section>'
+    title, below = escape(section.title), "".join(section.parts)
+    wide = ' class="wide"' if section.is_wide or BROAD in below else ""
+    # A caption that repeats the heading is for screen readers alone.
+    below = below.replace(f"<caption>{title}</caption>", f'<caption class="unseen">{title}</caption>')
+    return f'<section id="section-{number}"{wide}><h2>{title}</h2>{below}</section>'
 
 
 def _contents(sections: Sequence[PageSection]) -> str:
@@ -145,8 +148,11 @@ SHOWN_ROWS = 200
 """Rows of a long table that are drawn at first; a button draws more of those that the page holds, packed."""
 
 
-MOST_ROOMY = 7
-"""Columns of a table with wide gaps; more stand closer."""
+MOST_ROOMY, MOST_DENSE = 7, 10
+"""Columns of a table with wide gaps, and with narrow ones in half of a wide window. More take its whole width."""
+
+BROAD = "sortable dense broad"
+"""Style classes of a table of more columns than `MOST_DENSE`."""
 
 
 def sortable_table(
@@ -172,7 +178,7 @@ def sortable_table(
         text = json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
         packed = base64.b64encode(gzip.compress(text, mtime=0)).decode()
         held = f'<script type="application/gzip">{packed}</script>'
-    css_class = "sortable dense" if len(headings) > MOST_ROOMY else "sortable"
+    css_class = BROAD if len(headings) > MOST_DENSE else "sortable dense" if len(headings) > MOST_ROOMY else "sortable"
     many = f" ({SHOWN_ROWS} of {len(shown):,} rows)" if held else ""
     return (
         f'<div class="table" tabindex="0" role="group" aria-label="{escape(name)}" {SORTS}{escape(name)}" '

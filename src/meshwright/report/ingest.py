@@ -308,7 +308,7 @@ def recall_svg(found: IngestSummary) -> str:
     color = alt.Color("front:N", legend=None, scale=alt.Scale(domain=["no", "yes"], range=[BLUE, GREEN]))
     line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN).encode(order="x:Q")
     points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
-    names = base.mark_text(align="left", dx=7, dy=-6, color=INK, fontSize=11).encode(text="name:N")
+    names = base.mark_text(align="left", dx=7, dy=-6, color=INK).encode(text="name:N")
     chart = alt.layer(line, points, names).properties(width=WIDTH, height=300)
     return svg(chart, title="Recall against latency of a search")
 

@@ -346,7 +346,7 @@ def ranking_svg(ranking: PlanRanking) -> str:
     x = alt.X("low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6))
     interval = base.mark_rule(color=BLUE, strokeWidth=2).encode(x=x, x2="high:Q")
     point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(x=alt.X("value:Q", scale=scale))
-    text = base.mark_text(dy=-9, color=INK, fontSize=11).encode(x=alt.X("value:Q", scale=scale), text="text:N")
+    text = base.mark_text(dy=-9, color=INK).encode(x=alt.X("value:Q", scale=scale), text="text:N")
     chart = alt.layer(interval, point, text).properties(width=WIDTH, height={"step": 28})
     return svg(chart, title="Throughput of each plan with its interval")
 

@@ -28,6 +28,7 @@ from meshwright.planner.scaling import (
 from meshwright.planner.training import price_sentence
 from meshwright.report.figures import FAINT, INK, WIDTH, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
+from meshwright.runfile import stated_text
 from meshwright.specs.estimate import Estimate
 from meshwright.units import DAY_S, format_count, format_seconds, ms
 from meshwright.version import __version__
@@ -299,20 +300,13 @@ def _tokens(num_tokens: float) -> str:
 # --- the page ---
 
 
-MOST_COLUMNS = 7
-"""Columns of a table that stands in half of a wide window."""
-
-
 def scale_page(report: ScaleReport, *, command: str = "") -> str:
     """The whole page. `command` is the command line that makes it."""
     request = report.study.request
-    sections = [
-        PageSection(title=t.title, parts=_parts(report, t, command), is_wide=len(t.headings) > MOST_COLUMNS)
-        for t in tables_of(report)
-    ]
+    sections = [PageSection(title=t.title, parts=_parts(report, t, command)) for t in tables_of(report)]
     sections.append(_assumptions(report))
     if report.run.text:
-        sections.append(PageSection(title="The run file", parts=[f"<pre>{escape(report.run.text)}</pre>"]))
+        sections.append(PageSection(title="The run file", parts=[f"<pre>{escape(stated_text(report.run))}</pre>"]))
     return document(
         title=f"{request.model.name} on more {request.cluster.accelerator.name}",
         lead=_lead(report),
@@ -418,9 +412,9 @@ def efficiency_svg(curve: ScaleCurve) -> str:
             for p in curve.points
             if p.goodput is not None
         ]  # fmt: skip
-    top = max(row["high"] for row in steps)
-    chart = _band(steps, top) + _lines(series, top, {"steps": BLUE, "steps and failures": RED})
-    chart += _labels([{**row, "text": f"{row['y']:.0%}"} for row in steps], _ratio("y:Q", top))
+    ends = _ends(steps, series)
+    chart = _band(steps, ends) + _lines(series, ends, {"steps": BLUE, "steps and failures": RED})
+    chart += _labels([{**row, "text": f"{row['y']:.0%}"} for row in steps], _ratio("y:Q", ends))
     return _finish(chart, title="Efficiency against the smallest size, over the number of devices")
 
 
@@ -476,10 +470,10 @@ def emulation_svg(emulation: Emulation) -> str:
         if p.real_efficiency is not None
     ]
     colors = {small: BLUE, "the same replicas for real": ORANGE}
-    top = max(row["high"] for row in steps)
+    ends = _ends(steps, series)
     title = "Efficiency of the emulation and of the clusters that it stands for"
     named = [{**row, "text": f"{row['y']:.0%}"} for row in steps]
-    chart = _band(steps, top) + _lines(series, top, colors) + _labels(named, _ratio("y:Q", top))
+    chart = _band(steps, ends) + _lines(series, ends, colors) + _labels(named, _ratio("y:Q", ends))
     return _finish(chart, title=title)
 
 
@@ -519,18 +513,25 @@ def _efficiencies(points: Sequence[ScalePoint] | Sequence[EmulatedPoint]) -> lis
     ]
 
 
-def _band(rows: Sequence[dict[str, Any]], top: float) -> Any:
+def _ends(steps: Sequence[dict[str, Any]], series: Sequence[dict[str, Any]]) -> tuple[float, float]:
+    """Ends of the axis of efficiencies: all intervals and lines, with room for the values above the points."""
+    low = min(row[key] for rows in (steps, series) for row in rows for key in ("low", "y") if key in row)
+    high = max(1.0, *(row["high"] for row in steps))
+    return max(0.0, low - 0.1 * (high - low)), high + 0.12 * (high - low)
+
+
+def _band(rows: Sequence[dict[str, Any]], ends: tuple[float, float]) -> Any:
     import altair as alt
 
     area = alt.Chart(alt.Data(values=list(rows))).mark_area(opacity=0.15, color=BLUE)
-    return area.encode(x=_devices(r["devices"] for r in rows), y=_ratio("low:Q", top), y2="high:Q")
+    return area.encode(x=_devices(r["devices"] for r in rows), y=_ratio("low:Q", ends), y2="high:Q")
 
 
-def _lines(series: Sequence[dict[str, Any]], top: float, colors: dict[str, str]) -> Any:
+def _lines(series: Sequence[dict[str, Any]], ends: tuple[float, float], colors: dict[str, str]) -> Any:
     import altair as alt
 
-    ideal = alt.Chart(alt.Data(values=[{"y": 1.0}])).mark_rule(color=FAINT).encode(y=_ratio("y:Q", top))
-    return ideal + _plot(series, _ratio("y:Q", top), colors)
+    ideal = alt.Chart(alt.Data(values=[{"y": 1.0}])).mark_rule(color=FAINT).encode(y=_ratio("y:Q", ends))
+    return ideal + _plot(series, _ratio("y:Q", ends), colors)
 
 
 def _plot(series: Sequence[dict[str, Any]], y: Any, colors: dict[str, str]) -> Any:
@@ -551,7 +552,7 @@ def _labels(rows: Sequence[dict[str, Any]], y: Any) -> Any:
     import altair as alt
 
     kept = list(rows)[:: 1 + len(rows) // MOST_LABELS]
-    text = alt.Chart(alt.Data(values=kept)).mark_text(dy=-11, color=INK, fontSize=11)
+    text = alt.Chart(alt.Data(values=kept)).mark_text(dy=-11, color=INK)
     return text.encode(x=_devices(r["devices"] for r in rows), y=y, text="text:N")
 
 
@@ -559,13 +560,13 @@ def _devices(sizes: Iterable[int]) -> Any:
     import altair as alt
 
     axis = alt.Axis(format=",", values=sorted(set(sizes)), labelOverlap=True)
-    return alt.X("devices:Q", title="devices", scale=alt.Scale(type="log", base=2, nice=False), axis=axis)
+    return alt.X("devices:Q", title="devices", scale=alt.Scale(type="log", base=2, nice=False, padding=16), axis=axis)
 
 
-def _ratio(field: str, top: float) -> Any:
+def _ratio(field: str, ends: tuple[float, float]) -> Any:
     import altair as alt
 
-    scale = alt.Scale(domain=[0, max(1.0, top) * 1.04], nice=False)
+    scale = alt.Scale(domain=ends, nice=False, zero=False)
     return alt.Y(field, title="efficiency", scale=scale, axis=alt.Axis(format="%"))
 
 

@@ -333,7 +333,7 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
     line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN, strokeWidth=1.5).encode(order="x:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color)
     points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
-    names = base.mark_text(align="left", dx=7, dy=-6, color=INK, fontSize=11).encode(text="load:N")
+    names = base.mark_text(align="left", dx=7, dy=-6, color=INK).encode(text="load:N")
     chart = alt.layer(line, spread, points, names).properties(width=WIDTH, height=300)
     return svg(chart, title="Total tokens/s against output tokens/s of one user")
 

@@ -20,7 +20,7 @@ MAX_POINTS = 300
 OUTLIER_RATIO = 1.5
 """A step that takes this many times the median is drawn as a point of its own."""
 
-STEPS_WIDTH, HEIGHT, LOW_HEIGHT = 760, 240, 110
+STEPS_WIDTH, HEIGHT, LOW_HEIGHT = 620, 240, 110
 TICK_ROOM = 36
 """Pixels that the label of a ratio needs, with the space around it."""
 LEFT = 48
@@ -61,7 +61,7 @@ def ratio_legend(rows: Sequence[MeasuredQuantity]) -> list[tuple[str, str]]:
     """(name, colour) of what `ratio_svg` shows."""
     wheres = [_where(row) for row in rows if row.predicted is not None]
     measured = [(f"measured, {w}", WHERE_COLORS[w]) for w in WHERE_COLORS if w in wheres]
-    return [("80 % interval of the prediction", "#c5d6e8"), *measured]
+    return [("80 % interval of the prediction", f"{BLUE}47"), *measured]
 
 
 def _where(row: MeasuredQuantity) -> str:
@@ -158,7 +158,7 @@ def step_legend(steps: Sequence[Mapping[str, Any]], *, has_prediction: bool) -> 
     """(name, colour) of what `step_time_svg` may show."""
     present = {_kind(s) for s in steps} | {"outlier"}
     legend = [(name, color) for name, color in STEP_LEGEND.items() if name in present]
-    return legend + ([("predicted, 80 % interval", "#dce6f1")] if has_prediction else [])
+    return legend + ([("predicted, 80 % interval", f"{BLUE}24")] if has_prediction else [])
 
 
 def line_svg(

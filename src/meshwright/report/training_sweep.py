@@ -157,7 +157,7 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
             "Each configuration was trained several times, each time in a process of its own and in turn with the "
             f"others; the first {sidecar['warmup']} steps do not count, {sidecar['steps']} do."
         )
-        legend = [("80 % interval of the prediction", "#c5d6e8"), *_legend(measured), ("one run", BLUE)]
+        legend = [("80 % interval of the prediction", f"{BLUE}47"), *_legend(measured), ("one run", BLUE)]
         parts = [paragraph(text, marks=notes.mark(INTERVAL_CONVENTION)), figure(rates_svg(measured), legend=legend)]
         sections.append(PageSection(title="Measured and predicted", parts=[*parts, page_table(speed_table(found))]))
         engines = engine_table(found)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from meshwright.runfile.document import NamedOverride
     from meshwright.runfile.reading import from_mapping, from_options, load, loads
     from meshwright.runfile.resolve import named_cluster, named_model
-    from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, write_text
+    from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, stated_text, write_text
 
 __all__ = [
     "NamedOverride",
@@ -36,6 +36,7 @@ __all__ = [
     "named_model",
     "pin_plan",
     "pinned_text",
+    "stated_text",
     "write_text",
 ]
 
@@ -43,7 +44,7 @@ _HOME = {
     "NamedOverride": "document",
     **dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading"),
     **dict.fromkeys(("named_cluster", "named_model"), "resolve"),
-    **dict.fromkeys(("changed_text", "pin_plan", "pinned_text", "write_text"), "writing"),
+    **dict.fromkeys(("changed_text", "pin_plan", "pinned_text", "stated_text", "write_text"), "writing"),
 }
 
 

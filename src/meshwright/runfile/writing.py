@@ -44,6 +44,11 @@ def pinned_text(run: Run, plan: Plan) -> str:
     return changed_text(pinned, values, wanted=pinned, what="the plan")
 
 
+def stated_text(run: Run) -> str:
+    """The text of a run file that says what `run` says: its own, with the overrides written into it."""
+    return changed_text(run, {}, wanted=run, what="an override") if run.overrides else run.text
+
+
 def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str) -> str:
     """The text of a run file that says `values` (by `key.path`) and otherwise what `run` says, overrides included.
 

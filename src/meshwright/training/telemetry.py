@@ -26,6 +26,7 @@ from typing import Any, TextIO
 import torch
 import torch.distributed as dist
 
+from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
 from meshwright.records.training import Record
@@ -127,8 +128,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 def save_run(folder: Path, *, run: Run, plan: Plan) -> None:
     """Put the run file and the resolved run into `folder`."""
-    overrides = "".join(f"# --set {override}\n" for override in run.overrides)
-    write_atomically(folder / RUN_FILE, overrides + run.text)
+    write_atomically(folder / RUN_FILE, runfile.stated_text(run))
     write_atomically(folder / RESOLVED, as_text(resolved(run, plan=plan)))
 
 

@@ -48,6 +48,15 @@ def test_overrides_are_in_the_copy() -> None:
     assert (again.optimizer.learning_rate, again.train.steps) == (1e-3, 7)
 
 
+def test_a_stated_run_needs_no_overrides() -> None:
+    run = runfile.loads(TEXT, overrides=["optimizer.learning_rate=1e-3", "train.steps=7", "engine=megatron"])
+    text = runfile.stated_text(run)
+    again = runfile.loads(text)
+    assert (again.overrides, again.optimizer, again.train, again.engine) == ((), run.optimizer, run.train, "megatron")
+    assert "# not for long" in text
+    assert runfile.stated_text(again) == text
+
+
 def test_options_can_be_pinned() -> None:
     run = runfile.from_options(
         model="llama3.1-8b", cluster="h100-8x8", global_batch=512, sequence_length=8192, overrides=["train.seed=3"]

@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from meshwright import runfile
 from meshwright.engines.torchtitan.lower import MODULE, RUN_FILE, module_text
 from meshwright.engines.torchtitan.probe import require_version
 from meshwright.engines.torchtitan.results import checkpoints
@@ -28,7 +29,7 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     with tempfile.TemporaryDirectory() as inputs:
         single = replace(run, plan=ONE_PROCESS, weights=None, train=replace(run.train, checkpoint=None))
         (Path(inputs) / MODULE).write_text(module_text(single, ONE_PROCESS), encoding="utf-8")
-        (Path(inputs) / RUN_FILE).write_text(run.text, encoding="utf-8")
+        (Path(inputs) / RUN_FILE).write_text(runfile.stated_text(run), encoding="utf-8")
         command = [sys.executable, "-m", CONVERT, inputs, str(checkpoint), str(folder), dtype]
         done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:

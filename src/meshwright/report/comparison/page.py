@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from meshwright.answers.comparison.ratios import MeanRatio, Verdict
-from meshwright.answers.comparison.study import METHOD, PARTS, Gap, SideComparison, endnotes
+from meshwright.answers.comparison.study import METHOD, PARTS, Gap, SideComparison, endnotes, verdict_word
 from meshwright.report.comparison.tables import (
     differing_table,
     gap_tables,
@@ -135,7 +135,7 @@ def ratios_chart(mean: MeanRatio) -> Any:
         x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
     )
     points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color, shape=shape)
-    texts = base.mark_text(dy=-9, color=INK, fontSize=11).encode(x=alt.X("ratio:Q", scale=scale), text="text:N")
+    texts = base.mark_text(dy=-9, color=INK).encode(x=alt.X("ratio:Q", scale=scale), text="text:N")
     rules = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
     layers = [rules, interval, points, texts]
     if mean.n > 1:
@@ -161,7 +161,7 @@ def _ratio_text(value: float, low: float, high: float) -> str:
 
 def ratios_legend(mean: MeanRatio) -> list[tuple[str, str]]:
     """(name, colour) of what `ratios_chart` shows."""
-    found = [(v.value, color) for v, color in VERDICT_COLORS.items() if mean.count(v)]
+    found = [(verdict_word(v, mean.metric), color) for v, color in VERDICT_COLORS.items() if mean.count(v)]
     low, high = _ratio_ends(mean)
     if any(not low <= r.value <= high for r in mean.ratios[:MAX_BARS]):
         found.append(("diamond: outside the axis, its value stands beside it", "#8a919b"))
@@ -189,7 +189,7 @@ def gap_chart(gap: Gap) -> Any:
         x=alt.X("start:Q", title="microseconds of one device per token"), x2="end:Q",
         color=alt.Color("part:N", scale=colors, legend=None),
     )  # fmt: skip
-    texts = base.mark_text(color="white", fontSize=11).encode(x="middle:Q", text="text:N")
+    texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
     return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 34})
 
 

@@ -71,7 +71,7 @@ def _bars(base: Any, x: Any, scale: Any) -> tuple[Any, Any]:
 
     color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
     bars = base.mark_bar(opacity=0.75, height={"band": 0.6}).encode(x=x, color=color)
-    texts = base.mark_text(align="left", dx=6, color=INK, fontSize=11)
+    texts = base.mark_text(align="left", dx=6, color=INK)
     return bars, texts.encode(x=alt.X("end:Q", scale=scale), text="text:N")
 
 
@@ -187,7 +187,7 @@ def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
         ),
         x2="end:Q", color=alt.Color("category:N", scale=colors, legend=None),
     )  # fmt: skip
-    texts = base.mark_text(color="white", fontSize=11).encode(x="middle:Q", text="text:N")
+    texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
     return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 28})
 
 
@@ -246,7 +246,7 @@ def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
         alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1).encode(x=x, y=y),
         whole.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
-        texts.mark_text(align="left", dx=8, dy=4, color=INK, fontSize=11).encode(x=x, y=y, text="text:N"),
+        texts.mark_text(align="left", dx=8, dy=4, color=INK).encode(x=x, y=y, text="text:N"),
     ).properties(width=WIDTH, height=WIDTH * 0.6)  # fmt: skip
 
 
@@ -282,7 +282,7 @@ def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> A
     return alt.layer(
         base.mark_line(strokeWidth=1.5).encode(x=x, y=y, color=color, order="order:Q"),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
-        base.mark_text(dy=-11, color=INK, fontSize=11).encode(x=x, y=y, text="load:N"),
+        base.mark_text(dy=-11, color=INK).encode(x=x, y=y, text="load:N"),
     ).properties(width=WIDTH, height=300)  # fmt: skip
 
 
@@ -299,8 +299,8 @@ def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> An
     rule = alt.Chart(alt.Data(values=[{"x": base_usd}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
     return alt.layer(
         base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"), rule,
-        base.mark_text(align="right", dx=-5, color=INK, fontSize=11, limit=95).encode(x=x, text="left:N"),
-        base.mark_text(align="left", dx=5, color=INK, fontSize=11, limit=150).encode(
+        base.mark_text(align="right", dx=-5, color=INK, limit=95).encode(x=x, text="left:N"),
+        base.mark_text(align="left", dx=5, color=INK, limit=150).encode(
             x=alt.X("high:Q", scale=scale), text="right:N"
         ),
     ).properties(width=WIDTH, height={"step": 28})  # fmt: skip

@@ -79,7 +79,7 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
     bars = base.mark_bar(opacity=0.5, height={"band": 0.65}).encode(color=color)
     whole = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=ORANGE, strokeDash=[4, 3])
     # From the axis on, over the bars: there a text has the width of the whole plot, on a phone too.
-    texts = base.mark_text(align="left", fontSize=11, color=INK).encode(x=alt.value(5), text="text:N")
+    texts = base.mark_text(align="left", color=INK).encode(x=alt.value(5), text="text:N")
     rule = whole.encode(x=alt.X("x:Q", scale=scale))
     return alt.layer(bars, rule, texts).properties(width=WIDTH - 100, height={"step": 22})
 

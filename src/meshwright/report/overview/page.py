@@ -354,7 +354,7 @@ def _predicted(found: RecordReport) -> ReportSection | None:
     )  # fmt: skip
     figure = ReportFigure(
         title="Predicted over measured tokens/s/device", data=data, chart=draw.predicted_chart(rows),
-        legend=(("measured inside the 80 % interval", draw.GREEN), ("outside", draw.RED), ("within 20 %", "#dfe2e6")),
+        legend=(("measured inside the 80 % interval", draw.GREEN), ("outside", draw.RED), ("within 20 %", "#8a919b2e")),
     )  # fmt: skip
     text = f"Measured inside the 80 % interval that was predicted before the run: {inside:,} of {len(rows):,}."
     if len(rows) > draw.MOST_POINTS:

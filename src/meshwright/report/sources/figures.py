@@ -86,7 +86,7 @@ def _intervals(rows: Sequence[SourceRow], label: Callable[[SourceRow], str], *, 
         points.mark_point(filled=True, size=70, opacity=1).encode(
             x=x, y=y, color=color, shape=alt.Shape("kind:N", scale=shapes, legend=None)
         ),
-        points.mark_text(dy=-10, fontSize=11, color=INK).encode(x=x, y=y, text="text:N"),
+        points.mark_text(dy=-10, color=INK).encode(x=x, y=y, text="text:N"),
     ]
     if parity:
         rule = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK)
@@ -184,7 +184,7 @@ def _table_1(found: SourceReport) -> SourceFigure:
         base.mark_line(color=PREDICTED).encode(x=x, y=alt.Y("value:Q", scale=scale)),
         base.mark_point(filled=True, color=PREDICTED, size=50, opacity=1).encode(x=x, y=alt.Y("value:Q", scale=scale)),
         base.mark_point(filled=True, color=PRINTED, size=70, opacity=1, shape="diamond").encode(x=x, y=y),
-        base.mark_text(dy=-14, color=INK, fontSize=11).encode(x=x, y=y, text="text:N"),
+        base.mark_text(dy=-14, color=INK).encode(x=x, y=y, text="text:N"),
     ).properties(width=WIDTH, height=240)  # fmt: skip
     return SourceFigure(
         section="At scale", title=title, chart=chart, data=_data(title, rows, _devices),
@@ -279,10 +279,10 @@ def _memory(found: SourceReport) -> SourceFigure:
             color=alt.Color("part:N", scale=colors, legend=None),
         ),
         rule.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("x:Q", scale=scale)),
-        rule.mark_text(color=INK, dy=-6, baseline="bottom", y=0, fontSize=11).encode(
+        rule.mark_text(color=INK, dy=-6, baseline="bottom", y=0).encode(
             x=alt.X("x:Q", scale=scale), text="text:N"
         ),
-        alt.Chart(alt.Data(values=totals)).mark_text(align="left", dx=5, color=INK, fontSize=11).encode(
+        alt.Chart(alt.Data(values=totals)).mark_text(align="left", dx=5, color=INK).encode(
             x=alt.X("end:Q", scale=scale), y=y, text="text:N"
         ),
     ).properties(width=WIDTH, height={"step": 34})  # fmt: skip
@@ -330,7 +330,7 @@ def _prices(found: SourceReport) -> SourceFigure:
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("name:N", sort=None, title=None))
     chart = alt.layer(
         base.mark_bar(color=PRINTED, opacity=0.8, height={"band": 0.65}).encode(x=x),
-        base.mark_text(align="left", dx=5, color=INK, fontSize=11).encode(x=x, text="text:N"),
+        base.mark_text(align="left", dx=5, color=INK).encode(x=x, text="text:N"),
     ).properties(width=WIDTH, height={"step": 26})  # fmt: skip
     data = TextTable(
         title=f"{title}: data",

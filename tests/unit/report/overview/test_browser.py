@@ -8,6 +8,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from tests.browser import DRAWING_FAULTS
 from tests.record_folders import write_serving, write_training
 
 from meshwright.answers.comparison.study import compare_items
@@ -46,6 +47,7 @@ def test_a_report_loads_nothing_draws_its_figures_and_sorts_its_tables(browser, 
         ".map(s => [s.getBoundingClientRect().width, s.querySelectorAll('path').length])"
     )
     assert len(drawn) >= 7
+    assert page.evaluate(DRAWING_FAULTS) == []
     assert all(width > 300 and paths > 3 for width, paths in drawn)
     cells = "[...document.querySelectorAll('.sortable')[0].tBodies[0].rows].map(r => r.cells[9].textContent)"
     head = "document.querySelectorAll('.sortable')[0].tHead.rows[0].cells[9]"
@@ -80,6 +82,7 @@ def test_pages_fit_their_window(browser, pages, name, width, dark, paper):
     )
     assert {narrow for narrow, _ in shown} == {width < 600}
     assert max(right for _, right in shown) <= width  # no figure scrolls sideways
+    assert paper or page.evaluate(DRAWING_FAULTS) == []
     if width == 1920:
         used = page.evaluate("document.querySelector('main').getBoundingClientRect().width")
         assert used > 0.8 * width

@@ -1,0 +1,40 @@
+"""Pages of estimates, studies, trainings and servers in a real headless Chromium: what is drawn can be read."""
+
+from __future__ import annotations
+
+import pytest
+from tests.browser import DRAWING_FAULTS
+
+import meshwright as mw
+from meshwright.cli import main
+
+RUN = {"model": "llama3.1-70b", "cluster": "h100-8x8", "global_sequences": 256, "sequence_length": 8192}
+OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    where = tmp_path_factory.mktemp("pages")
+    question = ["--model", "llama3.1-70b", "--cluster", "h100-8x8", "--gbs", "256", "--seq", "8192"]
+    found = mw.plan(**RUN, engine="megatron", scored=300)
+    found.write_html(where / "plan.html")
+    for name, options in (
+        ("estimate", ["estimate", "examples/runs/deepseek-v3-pinned.yaml"]),
+        ("scale", ["scale", *question]),
+        ("serve", ["bench", "serve", "--server", "mock", "--concurrency", "1,4", "--requests", "8",
+                   "--input-tokens", "8", "--output-tokens", "4", "--out", str(where / "serve")]),
+    ):  # fmt: skip
+        assert main.run([*options, "--html", str(where / f"{name}.html")]) == 0
+    return where
+
+
+@pytest.mark.slow  # one page runs in tests/unit/report/overview/test_browser.py by default
+@pytest.mark.parametrize("name", ["estimate", "plan", "scale", "serve"])
+@pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False), (1920, True)], ids=["phone", "laptop", "wide"])
+def test_texts_of_figures_are_large_enough_and_apart(browser, pages, name, width, dark):
+    page = browser.open(pages / f"{name}.html", width=width, dark=dark)
+    assert page.errors == []
+    assert page.evaluate(OVERFLOW) <= 0
+    assert page.evaluate(DRAWING_FAULTS) == []
+    families = "new Set([...document.querySelectorAll('body *:not(pre):not(code)')].map(e => getComputedStyle(e)"
+    assert page.evaluate(f"[...{families}.fontFamily))].filter(f => /serif/.test(f.replace('sans-serif', '')))") == []
