@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("torch")
@@ -11,6 +15,7 @@ from tests.tiny_runs import tiny_run
 from meshwright.engines.native import compiling
 from meshwright.specs.plan import Plan, Recompute, Sharding
 
+ROOT = Path(__file__).parents[3]
 SELECTIVE = Recompute.SELECTIVE
 
 
@@ -18,9 +23,10 @@ SELECTIVE = Recompute.SELECTIVE
     ("plan", "imports"),
     [
         (Plan(), False),
-        (Plan(recompute=Recompute.FULL), True),
+        (Plan(recompute=Recompute.FULL), False),
         (Plan(recompute=SELECTIVE, recompute_modules=("norm", "activation")), False),
-        (Plan(recompute=SELECTIVE, recompute_modules=("norm", "core_attention")), True),
+        (Plan(recompute=SELECTIVE, recompute_modules=("norm", "core_attention")), False),
+        (Plan(recompute=SELECTIVE, recompute_modules=("alternate_matmuls",)), True),
         (Plan(tensor=2), True),
         (Plan(data_shard=2, sharding=Sharding.PARAMETERS), True),
     ],
@@ -30,6 +36,35 @@ def test_the_compiler_is_imported_where_a_step_would(monkeypatch, plan, imports)
     monkeypatch.setattr(compiling, "import_module", found.append)
     compiling.import_compiler(tiny_run(), plan=plan)
     assert found == ["torch._dynamo"] * imports
+
+
+@pytest.mark.parametrize("names", [("norm",), ("norm", "core_attention")])
+def test_a_dropout_that_is_repeated_needs_pytorchs_checkpoint(monkeypatch, names):
+    found = []
+    monkeypatch.setattr(compiling, "import_module", found.append)
+    run = tiny_run("task=lora", "lora={rank: 2, alpha: 4, dropout: 0.1}")
+    compiling.import_compiler(run, plan=Plan(recompute=SELECTIVE, recompute_modules=names))
+    assert found == ["torch._dynamo"] * ("core_attention" in names)
+
+
+FULL = """
+import sys
+import torch
+from tests.tiny_runs import tiny_run
+from meshwright.engines.native.recompute import recompute
+from meshwright.specs.plan import Plan, Recompute
+from meshwright.training.models import build_model, init_weights
+model = build_model(tiny_run().model, device="cpu")
+init_weights(model, seed=0)
+recompute(list(model.layers.values()), plan=Plan(recompute=Recompute.FULL))
+model(torch.zeros(1, 4, dtype=torch.long), labels_BT=torch.zeros(1, 4, dtype=torch.long)).backward()
+print("torch._dynamo" in sys.modules)
+"""
+
+
+def test_full_recomputation_imports_no_compiler():
+    done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "False\n"
 
 
 def test_compiled_layers_need_what_generates_code_too(monkeypatch):

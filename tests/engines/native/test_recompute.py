@@ -203,6 +203,27 @@ def test_an_output_is_made_again_once_for_all_its_consumers():
     assert torch.equal(weight.grad, torch.full((3, 3), 78.0))
 
 
+def test_a_function_that_saves_its_inputs_alone_runs_twice_and_up_to_its_last_saved_tensor():
+    calls = []
+
+    def function(x, weight):
+        calls.append("begins")
+        y = (x @ weight).exp() @ weight
+        calls.append("ends")
+        return y + 1
+
+    gradients = []
+    for computed in (lambda *xs: function(*xs), lambda *xs: output_recomputation.from_inputs(function, *xs)):
+        calls.clear()
+        x, weight = torch.linspace(-1, 1, 9).view(3, 3).requires_grad_(), torch.eye(3).requires_grad_()
+        out = computed(x, weight)
+        out.sum().backward(retain_graph=True)
+        out.sum().backward()
+        gradients.append((x.grad, weight.grad))
+    assert calls == ["begins", "ends", "begins", "begins"]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
 def test_outside_of_a_layer_nothing_is_recomputable():
     x = torch.ones(3, requires_grad=True)
     with output_recomputation.recomputing_outputs():

@@ -12,12 +12,16 @@ The function itself is differentiated as usual; it saves its inputs, which are s
 computed twice when the backward pass is split into gradients of inputs and of weights.
 
 The idea is Megatron-Core's "output-discarding checkpointing"; PyTorch's saved-tensor hooks make it four functions.
+
+`from_inputs` is the checkpoint of Chen et al. 2016: a function saves none of its tensors. The backward pass runs it
+again when it needs the first of them, up to the last of them. PyTorch's own checkpoint does the same. It also compares
+shapes, holds every tensor by a weak reference and imports the compiler, which costs more than a small layer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 from weakref import ref
@@ -48,6 +52,67 @@ class _Call:
         if self.num_left <= 0:
             self.outputs = None
         return output
+
+
+class _AllMadeError(Exception):
+    """The last tensor that a backward pass needs has been made."""
+
+
+class _Region:
+    """One call of a function that saves none of its tensors: the backward pass makes them again from the inputs."""
+
+    def __init__(
+        self, function: Callable[..., Any], inputs: tuple[Any, ...], again: Callable[[], AbstractContextManager[Any]]
+    ) -> None:
+        self.function, self.again = function, again
+        are_tensors = [isinstance(x, Tensor) for x in inputs]
+        self.wants_grad = [x.requires_grad if is_one else None for x, is_one in zip(inputs, are_tensors, strict=True)]
+        self.inputs = [_pack(x.detach()) if is_one else x for x, is_one in zip(inputs, are_tensors, strict=True)]
+        self.num_saved = 0
+        self.made: dict[int, Tensor] = {}
+
+    def pack(self, _: Tensor) -> int:
+        """Save the number of a tensor in its place."""
+        self.num_saved += 1
+        return self.num_saved - 1
+
+    def unpack(self, index: int) -> Tensor:
+        """Return tensor `index`, and keep it no longer."""
+        if index not in self.made:
+            self._make()
+        return self.made.pop(index)
+
+    def _make(self) -> None:
+        made: list[Tensor] = []
+
+        def pack(saved: Tensor) -> Tensor:
+            made.append(saved.detach() if saved.requires_grad else saved)
+            if len(made) == self.num_saved:
+                raise _AllMadeError
+            return made[-1]
+
+        inputs = [
+            x if wants_grad is None else _unpack(x).detach().requires_grad_(wants_grad)
+            for x, wants_grad in zip(self.inputs, self.wants_grad, strict=True)
+        ]
+        with suppress(_AllMadeError), torch.enable_grad(), self.again(), saved_tensors_hooks(pack, _as_it_is):
+            self.function(*inputs)
+        self.made = dict(enumerate(made))
+
+
+def _as_it_is(saved: Tensor) -> Tensor:
+    return saved
+
+
+def from_inputs(
+    function: Callable[..., Any], *inputs: Any, again: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Any:
+    """`function(*inputs)`, which saves its inputs alone. `again()` is open while it computes a second time."""
+    if not torch.is_grad_enabled():
+        return function(*inputs)
+    region = _Region(function, inputs, again)
+    with saved_tensors_hooks(region.pack, region.unpack):
+        return function(*inputs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,8 @@
     shared_experts      the block that every token goes through
     alternate_matmuls   all but attention and every second GEMM
 
-Three ways: `checkpoint` around a module frees what is inside it; `recomputing_outputs` frees an output that others
-keep; PyTorch's
-selective checkpoint of a layer decides by operation. Tests measure that each frees the bytes that
+Three ways: `from_inputs` around a module frees what is inside it; `recomputing_outputs` frees an output that others
+keep; PyTorch's selective checkpoint of a layer decides by operation. Tests measure that each frees the bytes that
 `cost.memory.activations` counts.
 
 Methods are replaced, not modules: names stay, and hooks of FSDP stay around them, so that a layer's weights are
@@ -32,7 +31,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from meshwright.engines.native.facts import WITHOUT_CHECKPOINT
-from meshwright.engines.native.output_recomputation import discard, recomputed, recomputing_outputs
+from meshwright.engines.native.output_recomputation import discard, from_inputs, recomputed, recomputing_outputs
 from meshwright.kernels.linear import OWN_GEMMS
 from meshwright.specs.plan import Plan, Recompute
 from meshwright.training.models import Block
@@ -42,10 +41,12 @@ from meshwright.training.models.feed_forward import FeedForward, GatedActivation
 from meshwright.training.models.norm import ResidualNorm, ResidualSum
 
 
-def uses_checkpoint(plan: Plan) -> bool:
+def uses_checkpoint(plan: Plan, *, has_dropout: bool) -> bool:
     """Return True if a layer of `plan` runs inside PyTorch's checkpoint, whose first use imports the compiler."""
+    if plan.recompute is Recompute.FULL:
+        return has_dropout
     named = set() if plan.recompute is Recompute.NONE else set(plan.recompute_modules)
-    return plan.recompute is Recompute.FULL or not named <= {*WITHOUT_CHECKPOINT}
+    return "alternate_matmuls" in named or (has_dropout and not named <= {*WITHOUT_CHECKPOINT})
 
 
 def _replace(owner: nn.Module, name: str, method: Callable[..., Any]) -> None:
@@ -129,8 +130,16 @@ def _recomputing_outputs(forward: Callable[..., Tensor]) -> Callable[..., Tensor
 
 
 def _checkpointed(forward: Callable[..., Tensor], *, of: nn.Module) -> Callable[..., Tensor]:
-    """`forward` under a checkpoint: it saves its inputs only."""
-    return partial(checkpoint, forward, use_reentrant=False, context_fn=lambda: (nullcontext(), _counted_once(of)))
+    """`forward` under a checkpoint: it saves its inputs only. PyTorch's own repeats a dropout, and can be traced."""
+    draws = any(isinstance(module, nn.Dropout) and module.p for module in of.modules())
+    again = partial(_counted_once, of) if any(isinstance(m, MixtureOfExperts) for m in of.modules()) else nullcontext
+
+    def run(*inputs: Any) -> Any:
+        if draws or torch.compiler.is_compiling():
+            return checkpoint(forward, *inputs, use_reentrant=False, context_fn=lambda: (nullcontext(), again()))
+        return from_inputs(forward, *inputs, again=again)
+
+    return run
 
 
 @contextmanager
@@ -155,7 +164,9 @@ def _recompute_activation(block: FeedForward | RoutedExperts) -> None:
 
 def _from_inputs(activation: GatedActivation, gate: Tensor, up: Tensor) -> Tensor:
     """Any activation, saving gate and up: the backward pass computes what lies between again."""
-    return checkpoint(activation, gate, up, use_reentrant=False) if torch.is_grad_enabled() else activation(gate, up)
+    if torch.compiler.is_compiling():
+        return checkpoint(activation, gate, up, use_reentrant=False)
+    return from_inputs(activation, gate, up)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
