@@ -76,8 +76,8 @@ def rate_unit(word: str) -> RateUnit | None:
         if not of_part or of_part[0][0] in found:
             return None
         found.update(of_part[:1])
-    if not {"amount", "time"} <= set(found):
-        return None
+    if not {"amount", "time"} <= set(found) or [*found].index("time") < [*found].index("amount"):
+        return None  # seconds of a step are no rate
     amount, time = str(found["amount"]), float(found["time"])
     owner = found.get("owner", "" if amount == "tokens" and time < DAY_S else "all")
     if not owner or (amount == "steps" and owner != "all"):

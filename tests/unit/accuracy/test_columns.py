@@ -30,6 +30,13 @@ def one(tmp_path: Path, header: str, row: str):
         ("step_time_s", "8"),
         ("Step time (s)", "8"),
         ("Step time (ms)", "8000"),
+        ("s/step", "8"),
+        ("sec/iter", "8"),
+        ("ms/step", "8000"),
+        ("elapsed time per iteration (ms)", "8000"),
+        ("step/s", "0.125"),
+        ("TPS/GPU", "8192"),
+        ("Throughput (T/s/GPU)", "8192"),
     ],
 )
 def test_a_rate_in_any_unit_is_the_same(tmp_path, header, value):
@@ -38,6 +45,21 @@ def test_a_rate_in_any_unit_is_the_same(tmp_path, header, value):
     assert run.conditions
     assert run.conditions.plan.data_shard == 8
     assert run.tokens_per_s_per_device == pytest.approx(8192)
+
+
+COLUMNS_OF_ENGINES = {
+    "gpu": "System", "model_size": "NumParams", "mbs": "MicroBatchSize|BS/GPU|LBS", "gbs": "GlobalBatchSize|GBS",
+    "seq_len": "SeqLen (T)", "grad_accum": "GradAccum", "etp": "Expert TP|ETP", "vpp": "Virtual PP|VP", "cp": "CP",
+    "ep": "EP", "recompute": "Recompute|Remat|Activation checkpointing|Grad Ckpt", "dp_type": "Sharding Strategy",
+    "precision": "Precision|Numerics", "hfu_pct": "HFU", "dp_shard": "DP shard", "dp_replicate": "DP replicate",
+    "seq_parallel": "Sequence parallel", "gpus_per_node": "GPUs/node", "tok_s_gpu_best": "tok/s/gpu",
+    "tflops_per_gpu": "TFLOPs/GPU|Achieved TFLOP/s/GPU|TFLOP/s/chip",
+}  # fmt: skip
+
+
+def test_names_of_columns_in_tables_of_engines():
+    pairs = [(theirs, ours) for ours, names in COLUMNS_OF_ENGINES.items() for theirs in names.split("|")]
+    assert [(theirs, our_columns([theirs])[0].name) for theirs, _ in pairs] == pairs
 
 
 def test_memory_in_gib(tmp_path):
