@@ -18,8 +18,8 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.recomputation import read_recompute
 from meshwright.accuracy.shipped import frameworks
 from meshwright.accuracy.software import Software
-from meshwright.accuracy.stated import stated_cores
-from meshwright.accuracy.statements import read_statements
+from meshwright.accuracy.stated import MESH, stated_cores
+from meshwright.accuracy.statements import plain, read_statements
 from meshwright.accuracy.wording import stated, yes_or_no
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS
@@ -58,8 +58,8 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
     sharding = _sharding(row, software, notes)
     degrees = _degrees(row, num_devices, sharding, software, notes)
     micro_batch, global_batch = _batch(row, degrees, seq_len, software, notes)
-    data_shard, data_replicate = _hybrid_split(row, degrees.data, sharding, notes)
-    schedule, virtual = _pipeline(row, degrees.pipeline, notes)
+    data_shard, data_replicate = _hybrid_split(row, degrees, sharding, software, notes)
+    schedule, virtual = _pipeline(row, degrees.pipeline, model.num_layers, notes)
     is_split = degrees.tensor * degrees.pipeline > 1
     recompute, modules, layers = read_recompute(row, model, is_split=is_split, software=software, notes=notes)
     expert, expert_tensor = _experts(row, model, degrees, software, notes)
@@ -258,6 +258,8 @@ _SHARDINGS = (
 """Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
 
 
+_PLAIN_FSDP = re.compile(r"fsdp ?[12]?|sharded", re.IGNORECASE)
+"""Cells that leave open which ranks share the parameters, and when."""
 USUAL_SHARDING = "sharding"
 """Beginning of the note on a row that states none."""
 
@@ -271,7 +273,7 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
     of_note = _named_sharding(read_statements(row.text("notes")).value("sharding") or "")
     of_column = _named_sharding(row.text("dp_type"))
     # FSDP names stage 3 and, with gathered parameters kept, stage 2
-    if of_note is Sharding.GRADIENTS and re.fullmatch(r"(?:fsdp ?[12]?|sharded)", row.text("dp_type"), re.IGNORECASE):
+    if of_note is Sharding.GRADIENTS and _PLAIN_FSDP.fullmatch(row.text("dp_type")):
         notes.append("sharding gradients, as the note says")
         return of_note
     if of_column is not None and of_note not in (None, of_column):
@@ -291,8 +293,11 @@ _SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp,
 _REPLICATE = re.compile(r"dcn_data (\d+)|ici_data_parallelism=(\d+)|(?<!\d)(\d+) slice(?:\(s\)|s)")
 
 
-def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) -> tuple[int, int]:
+def _hybrid_split(
+    row: CsvRow, degrees: _Degrees, sharding: Sharding, software: Software, notes: list[str]
+) -> tuple[int, int]:
     """Ranks that shard the parameters and ranks that replicate them (HSDP): data = shard x replicate."""
+    data = degrees.data
     if sharding is not Sharding.PARAMETERS:
         return data, 1
     text = row.text("dp_type")
@@ -302,6 +307,9 @@ def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) 
         width = min(max(1, math.prod(shard)), data)
     elif replicas:
         width = max(1, data // max(1, int(next(g for g in replicas.groups() if g))))
+    elif _shards_in_nodes(row, degrees, software):
+        width = min(row.count("gpus_per_node") or data, data)
+        notes.append(f"parameters sharded over the {width} ranks of a node, as HSDP without a width")
     else:
         if "hsdp" in text.lower():
             notes.append("sharded over all data-parallel ranks: the width is not stated")
@@ -312,14 +320,30 @@ def _hybrid_split(row: CsvRow, data: int, sharding: Sharding, notes: list[str]) 
     return width, data // width
 
 
+def _shards_in_nodes(row: CsvRow, degrees: _Degrees, software: Software) -> bool:
+    """True for hybrid sharding over the devices of a node, which PyTorch's HYBRID_SHARD is without a mesh."""
+    column, said = row.text("dp_type"), read_statements(row.text("notes"))
+    of_column, of_note = read_statements(column).value("sharding"), said.value("sharding")
+    is_open = not column or _PLAIN_FSDP.fullmatch(column) is not None
+    by_default = software.hybrid and not column and not re.search(r"full.shard|zero.?3", row.text("notes").lower())
+    is_hybrid = of_column == "hsdp" or (is_open and of_note == "hsdp") or by_default
+    is_stated = MESH.search(plain(row.text("notes"))) or said.mentions("dp_shard")
+    is_whole = degrees.tensor * degrees.pipeline * degrees.context == 1
+    return bool(is_hybrid and is_whole and not is_stated and stack_facts(software.stack.framework).lineage != "xla")
+
+
 # --- schedule, recomputation, sequence parallelism ---
 
 
-def _pipeline(row: CsvRow, pipeline: int, notes: list[str]) -> tuple[Schedule, int]:
+def _pipeline(row: CsvRow, pipeline: int, num_layers: int, notes: list[str]) -> tuple[Schedule, int]:
     """Schedule, and chunks per pipeline rank: the row's number, else the fewest that its schedule has."""
     if pipeline == 1:
         return Schedule.ONE_F_ONE_B, 1
     named, chunks = _stated_schedule(row, notes), row.count("vpp")
+    of_chunk = int(read_statements(row.text("notes")).value("layers_per_chunk") or 0)
+    if chunks is None and of_chunk and num_layers % (pipeline * of_chunk) == 0:
+        chunks = num_layers // (pipeline * of_chunk)
+        notes.append(f"vpp {chunks}: the note says {of_chunk} layers of a virtual stage")
     record = SCHEDULE_RECORDS[named]
     if chunks is None:
         chunks = record.min_chunks

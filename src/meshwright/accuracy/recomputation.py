@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.software import Software, own_defaults
@@ -161,6 +162,8 @@ def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]
     if text.startswith("selective layer") or re.search(r"every (?:2|second|other)(?:nd)?\b", text):  # torchtitan
         notes.append("every second layer recomputed")
         return max(1, num_layers // (2 * (row.count("pp") or 1)))
+    if share := re.search(r"share=(\d+)/(\d+)", text):
+        return max(1, round(num_layers * int(share[1]) / int(share[2]) / (row.count("pp") or 1)))
     if counted := re.search(r"layers=(\d+)|(?<![-\d])(\d+) layers|block\W+(\d+)", text):
         if not text.startswith(("full", "recompute_")):
             notes.append(f"recomputation '{text}' read as full")
@@ -181,6 +184,11 @@ _COUNTED = re.compile(
     r"(?:num )?layers[=: ](\d+)|(\d+) (?:of \d+ )?(?:transformer |decoder )?(?:layers|blocks)|(?:first|last) (\d+)\b"
 )
 _EVERY = re.compile(r"(?:every |option[=: ])(?:(2nd|second|other|2)|(\d+|third|fourth)\w*)(?: layers?| blocks?|$)")
+_SHARE = re.compile(
+    r"(?:(half|third|quarter)|(\d+) ?%|(\d+) ?/ ?(\d+))(?: of)?(?: the| all)?(?: \w+)? (?:layers|blocks)"
+    r"|selective checkpointing[=: ](\d+)(?: ?/ ?(\d+))?"
+)
+_PARTS = {"half": 2, "third": 3, "quarter": 4}
 _POLICY = re.compile(r"policy[=: ]*([\w ]+)")
 
 
@@ -197,6 +205,17 @@ def recompute_of_note(note: str) -> str:
     if "->" in text or "\u2192" in text:  # from one to another
         return ""
     return _as_column(text)
+
+
+def _share_of_layers(text: str) -> Fraction | None:
+    """The share of the layers that `text` names; None where it names none."""
+    if (found := _SHARE.search(text)) is None:
+        return None
+    word, percent, part, whole, of_blocks, in_blocks = found.groups()
+    if word:
+        return Fraction(1, _PARTS[word])
+    share = Fraction(int(percent or part or of_blocks), int(100 if percent else whole or in_blocks or 1) or 1)
+    return share if 0 < share <= 1 else None
 
 
 def _around(clause: Clause, mention: Mention) -> str:
@@ -218,6 +237,8 @@ def _as_column(text: str) -> str:
         return "full" if policy == "nothing_saveable" else policy
     if text.strip() == "recompute activations":  # an option of Megatron-LM
         return "selective modules=['core_attention']"
+    if share := _share_of_layers(text):
+        return "full" if share == 1 else f"full share={share.numerator}/{share.denominator}"
     if every := _EVERY.search(text):
         return "selective layer" if every[1] else "full"
     modules = [name for pattern, name in _MODULES if re.search(pattern, _FILLERS.sub("", text))]

@@ -354,9 +354,10 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
     seq_len = row.count("seq_len")
     if seq_len is None:
         raise CannotPredictError(Reason.NO_SEQUENCE_LENGTH)
+    devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
+    row = replace(row, cells=row.cells | {"gpus_per_node": str(devices_per_node)})
     layout = read_plan(row, model, num_devices=num_devices, seq_len=seq_len, software=software)
     precision = _precision(with_compute_precision(row), accelerator, software, notes)
-    devices_per_node, num_nodes = _nodes(row, accelerator, num_devices, notes)
     said = read_statements(row.text("notes"))
     network = _network(row, accelerator, devices_per_node, num_nodes)
     conditions = RunConditions(

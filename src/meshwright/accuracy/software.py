@@ -46,6 +46,7 @@ class Software:
     title: str  # whose defaults these are: the stack's key, or the row's own name of a trainer without rows
     release: str  # the same with the version, or the year, of the row
     sharding: Sharding
+    hybrid: bool  # sharded parameters are those of a node unless a row says so
     data_parallel: bool  # it has neither tensor nor pipeline parallelism unless a row says so
     sequence_parallel: bool
     precision: str
@@ -106,6 +107,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         release=_release(_title(row, entry), vintage, _versions(row)),
         stack=stack,
         sharding=_sharding(entry, trains_adapters(row)),
+        hybrid=entry.get("hybrid", False),
         data_parallel=entry.get("data_parallel", False),
         sequence_parallel=sequence_parallel_since is not None and (vintage or 9999) >= sequence_parallel_since,
         precision=(recipe.precision if recipe else "") or own_format or entry.get("precision", "bf16"),

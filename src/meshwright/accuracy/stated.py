@@ -97,7 +97,7 @@ def _fill_local_batch(row: CsvRow, said: Statements, notes: list[str]) -> None:
         notes.append(f"notes say {batch} sequences of a rank: not used")
 
 
-_MESH = re.compile(r"hsdp[=: (\[]*(\d{1,6}) ?(?:x|,) ?(\d{1,6})(?!\d)")
+MESH = re.compile(r"hsdp[=: (\[]*(\d{1,6}) ?(?:x|,) ?(\d{1,6})(?!\d)")
 """A mesh as PyTorch's hybrid sharding takes it: replicas, then the ranks that share the parameters of one."""
 
 
@@ -109,7 +109,7 @@ def _fill_data_axes(row: CsvRow, said: Statements, notes: list[str]) -> None:
     data, shard, replicas = (_only(said, c) for c in ("dp", "dp_shard", "dp_replicate"))
     if shard and data and shard * data == ranks and not replicas:
         data, replicas = None, data  # "FSDP 8 x DP 4": the replicas by themselves
-    if mesh := _MESH.search(plain(f"{row.text('notes')}; {row.text('dp_type')}")):
+    if mesh := MESH.search(plain(f"{row.text('notes')}; {row.text('dp_type')}")):
         replicas, shard = int(mesh[1]), int(mesh[2])
     if data and row.count("dp") is None:
         if data == ranks:

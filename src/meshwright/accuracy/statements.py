@@ -128,7 +128,16 @@ _SPELLINGS = (
     (r"['\"]", ""),
     (r"\s*([=:])\s*", r"\1"),
     (r"[ \t]+", " "),
+    (r"(?<=\d)(?=(?:e?tp|v?pp|cp|ep|dp|vp|[mg]bs|fsdp)\d)", " "),  # TP4PP2
 )
+_NAME = r"(?:dp )?(?:[mg]bs|e?tp|v?pp|cp|ep|dp|vp|ga|fsdp|shard|replicate)"
+_LISTS = tuple(
+    re.compile(
+        rf"(?<!\w)[(\[]?({_NAME}(?:{sign}{_NAME})+)[)\]]?[=: ][(\[]?({number}(?:{sign}{number})+)(?![\w.])[)\]]?"
+    )
+    for sign, number in ((r" ?[/x] ?", r"\d[\d,]*"), (r", ?", r"\d+"))
+)
+"""Degrees that share one list: "TP/PP = 4/8", "(TP, PP)=(4, 8)"."""
 
 
 def plain(text: str) -> str:
@@ -140,7 +149,19 @@ def plain(text: str) -> str:
     text = text.lower()
     for pattern, spelling in _SPELLINGS:
         text = re.sub(pattern, spelling, text)
+    for pattern in _LISTS:
+        text = pattern.sub(_paired, text)
     return text.strip()
+
+
+def _paired(found: re.Match[str]) -> str:
+    """Each name of a list with its number; the list as it stands where their counts differ."""
+    sign = r" ?, ?" if re.search(r"[a-z] ?,", found[1]) else r" ?[/x] ?"
+    names, numbers = re.split(sign, found[1]), re.split(sign, found[2])
+    if len(names) != len(numbers):
+        return found[0]
+    group = "dp " if names[0].startswith("dp ") else ""  # "dp shard/replicate"
+    return ", ".join(f"{group}{name.removeprefix(group)}={n}" for name, n in zip(names, numbers, strict=True))
 
 
 _CLAUSES = re.compile(r";|\n|\||\. |\.$|\bbut\b|\bwhile\b|\bwhereas\b|\balthough\b|\bhowever\b")

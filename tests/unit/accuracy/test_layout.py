@@ -65,6 +65,8 @@ def test_sharding_that_only_the_name_of_the_framework_says(plan_of: Callable[...
         ({"dp_type": "FSDP", "notes": "ici_data_parallelism=2, opt_type=adamw"}, 32, 2),
         ({"dp_type": "FSDP 48 (HSDP)"}, 64, 1),
         ({"dp_type": "DDP", "notes": "4 slices"}, 64, 1),
+        ({"dp_type": "", "framework": "fms-fsdp"}, 8, 8),
+        ({"dp_type": "", "framework": "fms-fsdp", "notes": "FULL_SHARD"}, 64, 1),
     ],
 )
 def test_hybrid_sharding(plan_of: Callable[..., Plan], cells: dict[str, object], shard: int, replicate: int) -> None:
