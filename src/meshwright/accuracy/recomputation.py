@@ -186,9 +186,12 @@ _COUNTED = re.compile(
 _EVERY = re.compile(r"(?:every |option[=: ])(?:(2nd|second|other|2)|(\d+|third|fourth)\w*)(?: layers?| blocks?|$)")
 _SHARE = re.compile(
     r"(?:(half|third|quarter)|(\d+) ?%|(\d+) ?/ ?(\d+))(?: of)?(?: the| all)?(?: \w+)? (?:layers|blocks)"
-    r"|selective checkpointing[=: ](\d+)(?: ?/ ?(\d+))?"
+    r"|(?:selective checkpointing|recompute ratio)[=: ](\d+(?:\.\d+)?)(?: ?/ ?(\d+))?"
 )
 _PARTS = {"half": 2, "third": 3, "quarter": 4}
+_ANSWERED_NO = re.compile(
+    r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|null|false|off|no)\b"
+)
 _POLICY = re.compile(r"policy[=: ]*([\w ]+)")
 
 
@@ -214,7 +217,7 @@ def _share_of_layers(text: str) -> Fraction | None:
     word, percent, part, whole, of_blocks, in_blocks = found.groups()
     if word:
         return Fraction(1, _PARTS[word])
-    share = Fraction(int(percent or part or of_blocks), int(100 if percent else whole or in_blocks or 1) or 1)
+    share = Fraction(percent or part or of_blocks) / (int(100 if percent else whole or in_blocks or 1) or 1)
     return share if 0 < share <= 1 else None
 
 
@@ -230,7 +233,7 @@ def _around(clause: Clause, mention: Mention) -> str:
 
 
 def _as_column(text: str) -> str:
-    if re.search(r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|false|off|no)\b", text):
+    if _ANSWERED_NO.search(text):
         return "none"
     if named := _POLICY.search(text):
         policy = named[1].strip().split(" and ")[0].replace(" ", "_")

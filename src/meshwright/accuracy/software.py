@@ -20,7 +20,7 @@ from meshwright.specs.plan import Sharding
 
 _RELEASE = re.compile(r"(?<![\d.])(2\d)\.(0[1-9]|1[0-2]|[1-9])(?!\d)")  # NeMo 24.07, NGC 25.05, Primus 25.9
 _RELEASED_PAGE = re.compile(rf"@(?:tag )?v?{_RELEASE.pattern}")  # of a page: "README.md @v25.02"
-_OF_MANY = ("other", "transformers", "deepspeed")
+_OF_MANY = ("other", "transformers", "deepspeed", "fsdp2")
 """Stacks of several trainers, whose defaults are the trainer's own."""
 _VERSION = re.compile(r"(?<![\d.])\d+\.\d+(?:\.\d+)?(?![\d.])")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")

@@ -109,6 +109,8 @@ def test_every_framework_key_is_a_stack_of_the_catalogue_and_has_a_source() -> N
         ("Megatron-SWIFT", Sharding.OPTIMIZER),
         ("FlagScale", Sharding.OPTIMIZER),
         ("PaddleNLP", Sharding.GRADIENTS),
+        ("XTuner V1", Sharding.PARAMETERS),
+        ("VeOmni", Sharding.PARAMETERS),
         ("HF Accelerate", Sharding.NONE),
         ("Accelerate (DeepSpeed ZeRO-3)", Sharding.PARAMETERS),
     ],
@@ -154,6 +156,10 @@ def test_examples_of_some_trainers_replicate_a_frozen_model(
         ("Megatron-SWIFT", Recompute.SELECTIVE),
         ("FlagScale", Recompute.NONE),
         ("PaddleNLP", Recompute.NONE),
+        ("nanotron", Recompute.NONE),
+        ("XTuner V1", Recompute.FULL),
+        ("VeOmni", Recompute.FULL),
+        ("ColossalAI", Recompute.FULL),
         ("PyTorch Lightning", Recompute.NONE),
         ("HF Accelerate", Recompute.NONE),
         ("MaxText", Recompute.FULL),
@@ -170,6 +176,20 @@ def test_a_trainer_recomputes_by_default_as_its_code_does(
     assert stated.conditions.plan.recompute is Recompute.NONE
     if recompute is Recompute.FULL:
         assert f"recomputation full, the recipe of {framework}".lower() in " ".join(silent.assumed).lower()
+
+
+def test_paddlenlp_recomputes_where_it_tunes_all_weights(read_one: ReadOne) -> None:
+    for task, recompute in (("pretrain", Recompute.NONE), ("sft", Recompute.FULL)):
+        conditions = read_one(framework="PaddleNLP", recompute="", task=task).conditions
+        assert conditions
+        assert conditions.plan.recompute is recompute
+
+
+@pytest.mark.parametrize(("date", "attention"), [("2023-11", "triton"), ("2025-01", "fa2")])
+def test_llm_foundry_attends_as_its_configurations_of_the_year(read_one: ReadOne, date: str, attention: str) -> None:
+    conditions = read_one(framework="llm-foundry", framework_version="", date=date).conditions
+    assert conditions
+    assert conditions.software["attention"] == attention
 
 
 def test_litgpt_recomputes_where_it_tunes_and_compiles_where_it_pretrains(read_one: ReadOne) -> None:
