@@ -176,7 +176,10 @@ def _entry(row: CsvRow, vintage: float | None, vendor: str) -> dict[str, Any]:
         if not re.search(entry["match"], name, re.IGNORECASE) or vendor not in entry.get("vendors", [vendor]):
             continue
         if (vintage or 9999) < entry.get("until", 10_000):
-            return entry if row.text("task").lower() in ("", "pretrain") else entry | entry.get("tuning", {})
+            if row.text("task").lower() in ("", "pretrain"):
+                return entry
+            whole = {} if trains_adapters(row) else entry.get("whole_tuning", {})
+            return entry | entry.get("tuning", {}) | whole
     return frameworks()["unknown"]
 
 

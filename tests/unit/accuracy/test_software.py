@@ -179,7 +179,7 @@ def test_a_trainer_recomputes_by_default_as_its_code_does(
 
 
 def test_paddlenlp_recomputes_where_it_tunes_all_weights(read_one: ReadOne) -> None:
-    for task, recompute in (("pretrain", Recompute.NONE), ("sft", Recompute.FULL)):
+    for task, recompute in (("pretrain", Recompute.NONE), ("sft", Recompute.FULL), ("lora", Recompute.NONE)):
         conditions = read_one(framework="PaddleNLP", recompute="", task=task).conditions
         assert conditions
         assert conditions.plan.recompute is recompute
