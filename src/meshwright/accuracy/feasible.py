@@ -1,5 +1,6 @@
 """Values that a row does not state, where the usual ones would not fit the memory of its device: the run did.
 
+    width of hybrid sharding   all data-parallel ranks instead of those of a node
     sharding not stated        of parameters, where a trainer without rows of its own only has data-parallel ranks
     micro-batch not stated     1 instead of the whole batch of a replica
     recomputation not stated   full instead of none
@@ -16,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from meshwright.accuracy.conditions import RunConditions
-from meshwright.accuracy.layout import OFFLOADED, USUAL_SHARDING, WHOLE_BATCH
+from meshwright.accuracy.layout import IN_NODES, OFFLOADED, USUAL_SHARDING, WHOLE_BATCH
 from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -33,6 +34,13 @@ def with_what_fits(rows: Sequence[Row]) -> list[Row]:
     """`rows` with the plans that fit, where the usual ones do not, and a note on each."""
     changed = _changed(
         rows,
+        IN_NODES,
+        lambda plan: replace(plan, data_shard=plan.data_shard * plan.data_replicate, data_replicate=1),
+        limit=1.0,
+        note="parameters sharded over all data-parallel ranks: those of a node do not hold them",
+    )
+    changed = _changed(
+        changed,
         USUAL_SHARDING,
         lambda plan: replace(plan, sharding=Sharding.PARAMETERS),
         limit=1.0,

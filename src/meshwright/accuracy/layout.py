@@ -260,6 +260,8 @@ _SHARDINGS = (
 
 _PLAIN_FSDP = re.compile(r"fsdp ?[12]?|sharded", re.IGNORECASE)
 """Cells that leave open which ranks share the parameters, and when."""
+IN_NODES = "parameters sharded over the"
+"""Beginning of the note on a row of hybrid sharding that states no width."""
 USUAL_SHARDING = "sharding"
 """Beginning of the note on a row that states none."""
 
@@ -309,7 +311,7 @@ def _hybrid_split(
         width = max(1, data // max(1, int(next(g for g in replicas.groups() if g))))
     elif _shards_in_nodes(row, degrees, software):
         width = min(row.count("gpus_per_node") or data, data)
-        notes.append(f"parameters sharded over the {width} ranks of a node, as HSDP without a width")
+        notes.append(f"{IN_NODES} {width} ranks of a node, as HSDP without a width")
     else:
         if "hsdp" in text.lower():
             notes.append("sharded over all data-parallel ranks: the width is not stated")

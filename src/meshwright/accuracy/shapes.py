@@ -167,7 +167,9 @@ def _with_size_behind(name: str) -> tuple[Model, tuple[str, ...]] | None:
 
 def _from_entry(name: str, entry: dict[str, Any]) -> Model:
     fields = {key: value for key, value in entry.items() if key != "source"}
-    fields["attention"] = Attention(**entry["attention"])
+    fields["attention"] = Attention(
+        **entry["attention"] | {"kind": AttentionKind(entry["attention"].get("kind", "gqa"))}
+    )
     if "experts" in entry:
         experts = dict(entry["experts"])
         fields["experts"] = Experts(router=Router(experts.pop("router", "softmax")), **experts)

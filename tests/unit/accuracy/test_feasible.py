@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.feasible import with_what_fits
-from meshwright.accuracy.layout import OFFLOADED, WHOLE_BATCH
+from meshwright.accuracy.layout import IN_NODES, OFFLOADED, WHOLE_BATCH
 from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.catalog import lookup as catalog
@@ -75,3 +75,11 @@ def test_rows_do_not_depend_on_each_other() -> None:
     apart = [with_what_fits([row])[0] for row in rows]
     assert with_what_fits(rows) == apart
     assert np.all([c is not None and c.plan.recompute is Recompute.FULL for c, _ in apart])
+
+
+@pytest.mark.parametrize(("model", "shard", "replicate"), [("llama3-70b", 64, 1), ("llama3-8b", 8, 8)])
+def test_a_node_that_cannot_hold_the_parameters_was_not_the_width(model: str, shard: int, replicate: int) -> None:
+    in_nodes = replace(PLAN, data_shard=8, data_replicate=8, recompute=Recompute.FULL)
+    ((found, _),) = with_what_fits([(conditions(model=model, plan=in_nodes), (f"{IN_NODES} 8 ranks of a node",))])
+    assert found
+    assert (found.plan.data_shard, found.plan.data_replicate) == (shard, replicate)

@@ -63,6 +63,7 @@ PUBLISHED_BILLIONS = [
     ("bloom-176b", 176.2), ("starcoder2-7b", 7.17), ("command-r-35b", 35), ("olmo-7b", 6.89),
     ("olmo2-32b", 32.2), ("olmoe-1b-7b", 6.92), ("dbrx-132b", 132), ("deepseek-moe-16b", 16.4),
     ("qwen1.5-moe-a2.7b", 14.3), ("minitron-4b", 4.19), ("smollm3-3b", 3.08), ("qwen2.5-3b", 3.09),
+    ("qwen2-57b-a14b", 57.4), ("moonlight-16b-a3b", 15.96), ("olmo3-7b", 7.3), ("qwen3-coder-480b-a35b", 480),
 ]  # fmt: skip
 
 
