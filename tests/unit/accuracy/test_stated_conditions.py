@@ -116,7 +116,11 @@ def test_hybrid_sharding_is_stated_as_a_mesh_or_by_its_axes(read_one: ReadOne) -
         ({"notes": "DP shard/replicate: 32/2"}, (32, 2), ""),
         ({"notes": "hybrid sharding within a node"}, (8, 8), "over the 8 ranks of a node"),
         ({"dp_type": "HYBRID_SHARD"}, (8, 8), "over the 8 ranks of a node"),
-        ({"dp_type": "HSDP (ZeRO-3 within a node)", "gpus_per_node": 4, "recompute": "full"}, (4, 16), "over the 4 ranks of a node"),
+        (
+            {"dp_type": "HSDP (ZeRO-3 within a node)", "gpus_per_node": 4, "recompute": "full"},
+            (4, 16),
+            "over the 4 ranks of a node",
+        ),
         ({"dp_type": "FSDP (ZeRO-3)", "notes": "hybrid sharding"}, (64, 1), ""),
         ({"notes": "HSDP 8x9"}, (64, 1), "notes say 9 ranks share the parameters: not used"),
     ]
