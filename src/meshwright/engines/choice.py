@@ -70,18 +70,21 @@ def with_engine(run: Run, engine: str) -> Run:
 
 
 def notes_on_engine(run: Run) -> tuple[str, ...]:
-    """Say which engine `run`, which names none, is planned for and why, where it is not the default one."""
-    if not run.is_engine_open:
+    """Say what the engine of `run` refuses of it, and which engine a run that names none is planned for and why."""
+    if run.engine == ANY:
         return ()
-    if reasons := not_run(run):
-        text = "; ".join(map(str, reasons))
+    refused = [p for p in check_export(replace(run, plan=None)) if p.key != "train"]  # steps are no matter of a plan
+    text = "; ".join(map(str, refused))
+    if run.is_engine_open and not_run(run):
         return (f"planned for engine: {ANY}, as {run.engine}, the default, does not run it: {text}",)
-    if run.engine == NATIVE or run.cluster is None:
-        return ()
+    notes = (f"`train` and `export` refuse this run with engine {run.engine}: {text}",) if refused else ()
+    if not run.is_engine_open or run.engine == NATIVE or run.cluster is None:
+        return notes
     vendor = run.cluster.accelerator.vendor
     return (
         f"planned for engine: {run.engine}, as none is named: of those that run this, it has most measured runs on "
         f"accelerators of {vendor} ({num_measured(run.engine, vendor)}); --engine {NATIVE} plans for Meshwright's own",
+        *notes,
     )
 
 

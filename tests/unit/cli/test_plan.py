@@ -53,6 +53,19 @@ def test_the_engine_of_a_question_that_names_none_is_the_most_measured_one_that_
             assert pinned.json["estimate"]["step"] == outcome.json["plans"][0]["estimate"]["step"]
 
 
+@pytest.mark.parametrize("model", ["llama3.1-8b", "qwen3-30b-a3b"])
+def test_what_the_engine_refuses_of_the_training_is_noted(meshwright, tmp_path, model):
+    asked = ("--model", model, "--cluster", "h100-8x4", "--gbs", 64, "--seq", 4096, "--engine", "maxtext", "--top", 1)
+    written = tmp_path / "run.yaml"
+    outcome = meshwright("plan", *asked, "--set", "train.router_z_loss=0.001", "--write", written)
+    refused = "`train` and `export` refuse this run with engine maxtext: train.router_z_loss: "
+    assert refused in outcome.stderr
+    assert refused in meshwright("estimate", written).stderr
+    assert "refuse" not in meshwright("plan", *asked).stderr
+    exported = meshwright("export", written, "--set", "train.steps=10", "--out", tmp_path / "files")
+    assert "cannot do this run: train.router_z_loss: " in exported.stderr
+
+
 def test_a_question_that_names_no_engine_hints_at_the_native_ones_plan(meshwright):
     asked = ("--model", "llama3.1-8b", "--cluster", "h100-8x1", "--gbs", 8, "--seq", 1048576)
     outcome = meshwright("plan", *asked)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.switches import fuses_experts, offloaded_layers
+from meshwright.engines.megatron.switches import fuses_experts, keeps_fp8_on_the_wire, offloaded_layers
 from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
 from meshwright.specs.plan import Plan
@@ -135,6 +135,11 @@ def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
         )
     if trains_here:
         return
+    if run.stack.features.parameter_format is WireFormat.FP8 and not keeps_fp8_on_the_wire(run.precision):
+        yield Unsupported(
+            key="stack.parameter_format",
+            reason=f"weights are not gathered in 8 bits under {run.precision.name}: leave it out",
+        )
     if features.fp8_attention and run.precision.name not in FP8_ATTENTION:
         yield Unsupported(
             key="stack.fp8_attention",
