@@ -12,6 +12,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import engine_names
 from meshwright.catalog.stacks import stack_for_engine
 from meshwright.cost.plan_rows import plan_from_row
+from meshwright.planner.engines import engine_facts
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import goal_for
@@ -108,6 +109,23 @@ def test_the_bound_never_exceeds_the_step(request):
     plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
     if num_rows(plan):
         assert np.all(model.bound_s(plan) <= model.steps(plan).step_s * (1 + 1e-9))
+
+
+@FEW
+@given(requests(), st.booleans())
+def test_the_least_memory_is_that_of_all_legal_plans(request, offloads):
+    """Where nothing fits, and however few of the plans the search looks at."""
+    if offloads and engine_facts(request.engine).offloads_optimizer:
+        request = request.fixing(offload="optimizer")
+    model, space = cost_model(request), default_space(request)
+    plan = enumerate_plans(space)
+    plan = plan.take(np.flatnonzero(legal_mask(plan, context=legality_context(request))))
+    nothing = replace(model, memory_budget=replace(model.memory_budget, capacity_bytes=1.0))
+    least = search(request, top=1, model=nothing).least_memory
+    assert (least is not None) == bool(num_rows(plan))
+    if least is not None:
+        assert np.all(model.least_bytes(plan) <= reserved_bytes(model, plan) * (1 + 1e-9))
+        assert least.reserved_bytes == pytest.approx(reserved_bytes(model, plan).min(), rel=1e-9)
 
 
 @pytest.mark.when_touched  # test_search_equals_exhaustive_search searches the same

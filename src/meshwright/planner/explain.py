@@ -402,7 +402,7 @@ def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:
 
 
 def _first_plan(request: PlanRequest) -> str | None:
-    best = search(request, top=1).best
+    best = search(request, top=1, wants_least=False).best
     return None if best is None else best.plan.describe()
 
 

@@ -87,9 +87,14 @@ def _context(
 def legal_mask(plan: PlanTable, *, context: LegalityContext, scope: Scope | None = None) -> NDArray[np.bool_]:
     """True for rows that break no rule of `scope` (None: of any scope) that refuses."""
     legal = np.ones(np.shape(plan.tensor), dtype=bool)
+    left = np.flatnonzero(legal)
     for rule in rules_of(context.facts):
         if scope in (None, rule.scope) and rule.severity is Severity.REFUSED:
-            legal &= np.asarray(rule.holds(context, plan), dtype=bool)
+            holds = np.broadcast_to(np.asarray(rule.holds(context, plan), dtype=bool), np.shape(left))
+            legal[left[~holds]] = False
+            kept = np.flatnonzero(legal[left])
+            if 2 * len(kept) < len(left):  # the others are not asked the next rules
+                left, plan = left[kept], plan.take(kept)
     return legal
 
 

@@ -91,7 +91,7 @@ def _neighbour(
 ) -> tuple[float, Neighbour] | None:
     """The best plan of `near`, and its value for a sequence; `value` is that of the request's best plan."""
     num_idle = request.num_devices - near.num_devices
-    best = search(near, top=1, goal=goal.leaving_idle(num_idle)).best
+    best = search(near, top=1, goal=goal.leaving_idle(num_idle), wants_least=False).best
     if best is None:
         return None
     least = best.value / near.global_batch

@@ -109,7 +109,7 @@ def remedies(
             changed = request
             for change in chosen:
                 changed = change.apply(changed)
-            ranked = search(changed, top=MOST_CANDIDATES, goal=goal).plans
+            ranked = search(changed, top=MOST_CANDIDATES, goal=goal, wants_least=False).plans
             best = next((found for found in ranked if is_exported(found.plan)), None)
             if best is not None:
                 texts = tuple(change.text for change in chosen)

@@ -1,7 +1,8 @@
-"""Two filters over whole tables: does it fit, and could it be fast.
+"""Filters over whole tables: does it fit, could it fit, and could it be fast.
 
-`CostModel.memory` is the memory model, `CostModel.bound_s` a lower bound of the step time. It is taken from
-the cost model itself: a *relaxation* of a plan has the same shape and micro-batch but recomputes nothing,
+`CostModel.memory` is the memory model, `CostModel.least_bytes` the memory of the same plan on sequences of no tokens: a
+lower bound for every micro-batch and recomputation. `CostModel.bound_s` is a lower bound of the step time. It is taken
+from the cost model itself: a *relaxation* of a plan has the same shape and micro-batch but recomputes nothing,
 shards nothing, and neither reduces gradients nor runs the optimizer. What a plan adds to its relaxation
 (recomputation, FSDP gathers, gradient reduction, optimizer) is never negative, so
 
@@ -38,6 +39,7 @@ class CostModel:
     """The functions of the cost model that the search calls; every call takes and returns tables of equal length."""
 
     memory: Callable[[PlanTable], MemoryTable]
+    least_bytes: Callable[[PlanTable], Array]  # never above the memory of plans that shard and offload the same
     steps: Callable[[PlanTable], StepTable]
     bound_s: Callable[[PlanTable], FloatArray]  # never above the step time of any plan with these shapes
     loss_chunks: Callable[[PlanTable, MemoryTable, float], tuple[Array, Array]]  # `cost.memory.loss_chunks`
@@ -67,6 +69,8 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
     """Return this model with other rates and memory constants than the request's stack has."""
     facts = {"model": request.model_table, "batch": request.batch_table, "precision": request.precision_table}
 
+    without_tokens = {**facts, "batch": replace(request.batch_table, seq_len=0)}
+
     def steps(plan: PlanTable) -> StepTable:
         return estimate_steps(plan=plan, rates=rates, **facts)
 
@@ -80,6 +84,7 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
 
     return CostModel(
         memory=lambda plan: estimate_memory(plan=plan, constants=constants, **facts),
+        least_bytes=lambda plan: estimate_memory(plan=plan, constants=constants, **without_tokens).reserved_bytes,
         host_bytes=host_bytes,
         usable_host_bytes=request.usable_host_bytes,
         steps=steps,

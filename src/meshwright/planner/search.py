@@ -1,9 +1,10 @@
 """Best first, exact: every plan of the space is either scored or bounded away.
 
-    shapes x micro-batches   a lower bound each, from one evaluation of the cost model (`screen`)
+    shapes x micro-batches   lower bounds of step and memory, from one evaluation of the cost model each (`screen`)
     in order of the bound    expand sharding x replicas x recomputation x offload, score what is legal and
                              fits, if need be with what saves memory (`savings`); stop when the next bound
-                             is worse than the k-th best plan
+                             is worse than the k-th best plan; shapes whose states alone do not fit are expanded
+                             only where nothing fits, to find the plan that needs least memory
     finalists                step time again from the pipeline's event graph
 
 The result is what exhaustive search over `space.enumerate_plans` finds (tests compare them), and it is
@@ -15,7 +16,8 @@ With `Distinct.LAYOUTS` the k best plans differ in their degrees; otherwise reco
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from functools import partial
@@ -28,7 +30,7 @@ from meshwright.arrays import Array, FloatArray, Mask
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.plan_rows import plan_from_row
 from meshwright.cost.step import StepTable
-from meshwright.cost.tables import PlanTable
+from meshwright.cost.tables import PlanTable, cache_column
 from meshwright.planner.engines import LegalityContext, Scope
 from meshwright.planner.host_memory import host_bytes
 from meshwright.planner.legality import legal_mask, legality_context
@@ -238,12 +240,13 @@ def search(
     distinct: Distinct = Distinct.LAYOUTS,
     slack: float = 0.0,
     limit: float = np.inf,
+    wants_least: bool = True,
 ) -> PlanResult:
     """The `top` best plans for `request`.
 
     `space` and `model` default to `default_space` and `cost_model` of the request. `slack`: the front is
     complete for plans up to this share worse than the best (0.1: 10 %). `limit`: plans whose closed-form value is
-    larger may be missing.
+    larger may be missing. `wants_least`: find `PlanResult.least_memory` where nothing fits.
     """
     clock = StageClock()
     goal = goal or Goal(num_devices=request.num_devices)
@@ -252,11 +255,17 @@ def search(
     context = legality_context(request)
     tree = _Tree.build(space, context)
     clock.lap("enumerate")
-    bound = tree.bounds(model, goal)
+    bound, least = tree.bounds(model, goal), tree.least_bytes(model)
     order = np.lexsort((np.arange(len(bound)), bound))
+    may_fit = np.asarray(model.memory_budget.fits(least))[order]
     clock.lap("bound")
     kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack, limit=limit)
-    tally = _expand(tree, order, bound, kept=kept, model=model, goal=goal)
+    expand = partial(_expand, tree, kept=kept, model=model, goal=goal)
+    tally = expand(order[may_fit], bound, threshold=lambda: kept.threshold)
+    if kept.plan is None and wants_least:
+        others = order[~may_fit]
+        others = others[np.argsort(least[others], kind="stable")]
+        tally += expand(others, least, threshold=lambda: kept.least_bytes)
     clock.lap("score")
     finalists, front = _finish(kept, model, goal, space)
     plans = finalists[:top]
@@ -267,7 +276,13 @@ def search(
         plans=plans,
         front=front,
         counts=Counts(
-            enumerated=tree.num_candidates, nodes=len(bound), simulated=sum(p.is_simulated for p in finalists), **tally
+            enumerated=tree.num_candidates,
+            nodes=len(bound),
+            scored=tally["fit"],
+            expanded=tally["expanded"],
+            legal=tally["legal"],
+            fit=tally["fit"],
+            simulated=sum(p.is_simulated for p in finalists),
         ),
         seconds=clock.seconds,
         least_memory=None if plans or kept.least is None else _ranked(kept.least, model, goal, space)[0],
@@ -321,6 +336,17 @@ class _Tree:
         parts = [goal.bound(model.bound_s(self.nodes(block)) * rounding) for block in blocks]
         return np.concatenate(parts) if parts else np.empty(0)
 
+    def least_bytes(self, model: CostModel) -> FloatArray:
+        """A lower bound of the memory of every node, which is of its shape."""
+        none = np.zeros_like(self.shapes.tensor)
+        plain = replace(self.shapes, weight_cache=none + cache_column("off"))
+        ways = set(zip(self.choices.sharding.tolist(), self.choices.offload_optimizer.tolist(), strict=True))
+        found = np.full(num_rows(self.shapes), np.inf)
+        for sharding, offload in ways:
+            plan = replace(plain, sharding=none + sharding, offload_optimizer=none + offload)
+            found = np.minimum(found, _column(model.least_bytes(plan), plan) * ROUNDING)
+        return found[self.node_shape]
+
     def leaves(self, index: NDArray[np.intp]) -> PlanTable:
         """All candidates of some nodes that are structurally whole."""
         of_size = {int(b): np.flatnonzero(self.choices.micro_batch == b) for b in self.space.micro_batch}
@@ -331,10 +357,17 @@ class _Tree:
 
 
 def _expand(
-    tree: _Tree, order: NDArray[np.intp], bound: FloatArray, *, kept: _Kept, model: CostModel, goal: Goal
-) -> dict[str, int]:
-    """Visit nodes in order of their bound until no other can enter `kept`."""
-    tally: dict[str, int] = {"expanded": 0, "legal": 0, "fit": 0}
+    tree: _Tree,
+    order: NDArray[np.intp],
+    bound: FloatArray,
+    *,
+    threshold: Callable[[], float],
+    kept: _Kept,
+    model: CostModel,
+    goal: Goal,
+) -> Counter[str]:
+    """Visit nodes in order of their bound until that of all others is above the threshold; add them to `kept`."""
+    tally: Counter[str] = Counter()
     extra = savings(tree.space)
     per_node = max(1, len(tree.choices) // max(1, len(tree.space.micro_batch)))
     step = max(1, BLOCK_ROWS // per_node)
@@ -342,7 +375,7 @@ def _expand(
     while end < len(order):
         start, end = end, end + min(max(step, end // 2), MOST_BLOCKS * step)
         block = order[start:end]
-        block = block[bound[block] <= kept.threshold]
+        block = block[bound[block] <= threshold()]
         if not len(block):
             break
         plan = tree.leaves(block)
@@ -356,7 +389,7 @@ def _expand(
         if num_rows(fitting):
             value = ranking_value(goal.value(model.steps(fitting)), fitting.stored_mask)
             kept.add(fitting, value, reserved)
-    return tally | {"scored": tally["fit"]}
+    return tally
 
 
 def _fitting(

@@ -42,7 +42,7 @@ def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slac
     return result
 
 
-def _offloading(request: PlanRequest, result: PlanResult, wanted: Callable[[PlanRequest], PlanResult]) -> PlanResult:
+def _offloading(request: PlanRequest, result: PlanResult, wanted: Callable[..., PlanResult]) -> PlanResult:
     """The best of the shares, of which a larger one has to gain enough; `result`, in which nothing fits, without one.
 
     Where hosts are too small for a share, the result says so.
@@ -59,13 +59,13 @@ def _offloading(request: PlanRequest, result: PlanResult, wanted: Callable[[Plan
     return result
 
 
-def _fastest(request: PlanRequest, *, goal: Goal, wanted: Callable[[PlanRequest], PlanResult]) -> PlanResult:
+def _fastest(request: PlanRequest, *, goal: Goal, wanted: Callable[..., PlanResult]) -> PlanResult:
     options = open_values(request)
     if not options:
         return wanted(request)
     is_moe = request.model.experts is not None
     first: Values = options if is_moe else {}  # likely to stay
-    result = wanted(with_values(request, first))
+    result = wanted(with_values(request, first), wants_least=False)
     best, values = _beginning(request, (result.best, first), options, goal)
     if best is None:
         return wanted(request)
@@ -104,7 +104,7 @@ def _other_sets(request: PlanRequest, options: Values) -> list[Values]:
 def _faster(request: PlanRequest, goal: Goal, *, than: RankedPlan | None = None) -> RankedPlan | None:
     """The best plan of `request` if it gains enough over another one."""
     limit = np.inf if than is None else than.rank / LEAST_GAIN
-    best = search(request, goal=goal, top=1, limit=limit).best
+    best = search(request, goal=goal, top=1, limit=limit, wants_least=False).best
     return best if best is not None and best.rank <= limit else None
 
 
@@ -120,7 +120,7 @@ def _kept(request: PlanRequest, best: RankedPlan, values: Values, options: Value
         other = {**kept, name: options[name]}
         if name in kept:
             del other[name]
-        found = search(with_values(held, other), goal=goal, top=1).best
+        found = search(with_values(held, other), goal=goal, top=1, wants_least=False).best
         rank = np.inf if found is None else found.rank
         with_it, without = (now, rank) if name in kept else (rank, now)
         if (with_it * LEAST_GAIN <= without) != (name in kept):

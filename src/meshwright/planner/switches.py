@@ -263,7 +263,7 @@ def _value(value: Value) -> str:
 def _gain(request: PlanRequest, best: RankedPlan, changes: dict[str, Value], goal: Goal) -> SwitchGain | None:
     """Return what `changes` gain in the degrees of `best`."""
     held = request.fixing(**{name: getattr(best.plan, name) for name in HELD})
-    found = search(_with_features(held, changes), top=1, goal=goal).best
+    found = search(_with_features(held, changes), top=1, goal=goal, wants_least=False).best
     if found is None:
         return None
     return SwitchGain(

@@ -313,7 +313,8 @@ CASES = [
     ("compiled offloading", Plan(data_shard=64), {"keys": (*COMPILED, "stack.offloaded_activations=1")}),
     ("states in host memory", Plan(data_shard=64, offload=Offload.OPTIMIZER), {"engine": "megatron"}),
     ("offloaded states", Plan(data_shard=64, offload=Offload.OPTIMIZER), {"keys": ("optimizer={name: lion}",)}),
-    ("blocks of states", Plan(data_shard=64), {"keys": ("optimizer={name: adamw8bit}",)}),
+    ("blocks of sharded states", Plan(data_shard=64), {"keys": ("optimizer={name: adamw8bit}",)}),
+    ("blocks of split matrices", Plan(tensor=2, data_shard=32), {"keys": ("optimizer={name: adamw8bit}",)}),
 ]  # fmt: skip
 
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from tests.plan_oracle import fitting_plans
+from tests.plan_requests import plan_request
 
 from meshwright.cost import step
 from meshwright.cost.compute import layer_compute
@@ -213,3 +214,13 @@ def test_fixed_fields_hold():
     result = search(request("llama3-8b", "h100-8x2", pipeline=4, schedule=Schedule.ONE_F_ONE_B), top=3)
     assert {p.plan.pipeline for p in result.plans} == {4}
     assert {p.plan.schedule for p in result.plans} == {Schedule.ONE_F_ONE_B}
+
+
+def test_plans_whose_states_alone_do_not_fit_are_not_expanded():
+    """Kimi K2 on 256 devices of 24 GB: 11 TiB of states for 6 TiB of memory."""
+    request = plan_request("kimi-k2", "a10-8x32", seq_len=4096, global_batch=256)
+    counts = search(request, top=1, wants_least=False).counts
+    assert (counts.expanded, counts.nodes > 10_000) == (0, True)
+    result = search(request, top=1)
+    assert result.least_memory is not None
+    assert result.counts.expanded < result.counts.enumerated / 10

@@ -241,6 +241,7 @@ RULES = (
     ),
     Rule(
         name="compiled recomputation",
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (not s.is_compiled) | ~_is(Recompute.SELECTIVE, p),
         says="the compiler itself decides which norms and activations of a layer are recomputed",
         key="train.compile",
@@ -281,6 +282,7 @@ RULES = (
     ),
     Rule(
         name="offloaded and recomputed activations",
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (
             _keeps_all(s)
             | ((np.asarray(p.recompute_layers) < 0) & ~_recomputed(p, *WITHOUT_CHECKPOINT, "alternate_matmuls"))
@@ -300,20 +302,24 @@ RULES = (
     ),
     Rule(
         name="offloaded states",
+        scope=Scope.CHOICE_ONLY,
         holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (s.optimizer.name == "adamw"),
         says=lambda s, _: f"states of {s.optimizer.name} stay on the device: must be none",
         key="parallel.offload",
         hint="optimizer {name: adamw} has states in host memory",
     ),
     Rule(
-        name="blocks of states",
+        name="blocks of split matrices",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.optimizer.name != "adamw8bit") | (p.tensor * p.expert * p.expert_tensor == 1),
+        says="adamw8bit rounds in blocks of whole tensors, and this plan shards matrices or experts",
+        key="optimizer.name",
+        hint="optimizer {name: adamw, states: int8} runs under every plan",
+    ),
+    Rule(
+        name="blocks of sharded states",
         holds=lambda s, p: (
-            (s.optimizer.name != "adamw8bit")
-            | (
-                np.where(p.sharding == Sharding.NONE, 1, p.data_shard * p.context)
-                * (p.tensor * p.expert * p.expert_tensor)
-                == 1
-            )
+            (s.optimizer.name != "adamw8bit") | (p.sharding == Sharding.NONE) | (p.data_shard * p.context == 1)
         ),
         says="adamw8bit rounds in blocks of whole tensors, which this plan shards",
         key="optimizer.name",
