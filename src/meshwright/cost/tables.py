@@ -7,7 +7,7 @@ model's are numbers; to calibrate, one row is one published run and every field 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
-from meshwright.specs.adapters import adapted_matrices, quantised_base
+from meshwright.specs.adapters import AdaptedMatrix, adapted_matrices, quantised_base
 from meshwright.specs.model import (
     QKV,
     AttentionKind,
@@ -366,12 +366,12 @@ def _predictions(model: Model) -> dict[str, int]:
 
 def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     """Columns of a layer's adapters and of their base, of the mean of all layers where some have none."""
-    adapted = adapted_matrices(model, lora.targets) if lora else ()
+    adapted, rank = _adapted(model, lora) if lora else ((), 0.0)
     columns, rows = ([m for m in adapted if m.by_inputs is by_inputs] for by_inputs in (False, True))
     targets = {m.target for m in adapted}
     base = quantised_base(model, lora.base_format if lora else BaseFormat.FULL)
     return {
-        "lora_rank": lora.rank if lora else 0,
+        "lora_rank": rank,
         "num_adapters": sum(m.share for m in adapted),
         "lora_column_inputs": sum(m.share * m.inputs for m in columns),
         "lora_column_outputs": sum(m.share * m.outputs for m in columns),
@@ -384,6 +384,19 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
         "quantised_matrix": base.largest_matrix,
         "num_quantised": base.num_matrices,
     }
+
+
+def _adapted(model: Model, lora: Lora) -> tuple[Sequence[AdaptedMatrix], float]:
+    """The adapted matrices of a mean layer, and the mean of their ranks by which their parameters are counted."""
+    matrices = adapted_matrices(model, lora.targets)
+    if not (lora.ranks or lora.layers):
+        return matrices, lora.rank
+    layers = range(model.num_layers)
+    ranks = {t: [own.rank for i in layers if (own := lora.at(t, layer=i))] for t in lora.targets}
+    chosen = [replace(m, share=m.share * len(ranks[m.target]) / model.num_layers) for m in matrices]
+    widths = [(m.share * (m.inputs + m.outputs), ranks[m.target]) for m in chosen if m.share]
+    total = sum(width * sum(of) / len(of) for width, of in widths)
+    return chosen, total / sum(width for width, _ in widths) if widths else lora.rank
 
 
 def _heads(model: Model) -> Mapping[str, float]:

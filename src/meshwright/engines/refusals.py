@@ -82,7 +82,7 @@ def _hint(rule: str, run: Run, engine: str) -> str | None:
 
 
 def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
-    """Adapters that other programs lack: one A for query, key and value, and dropout."""
+    """Adapters that other programs lack: one A for query, key and value, dropout, and ranks by matrix."""
     if QKV in lora.targets:
         yield Unsupported(
             key="lora.targets",
@@ -91,6 +91,9 @@ def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
         )
     if lora.dropout:
         yield Unsupported(key="lora.dropout", reason=f"{title}'s adapters have no dropout: must be 0")
+    for key in ("ranks", "alphas", "layers"):
+        if getattr(lora, key):
+            yield Unsupported(key=f"lora.{key}", reason=f"{title} has one rank and alpha in all layers: leave it out")
 
 
 def quantised_base(lora: Lora, reason: str) -> Iterator[Unsupported]:

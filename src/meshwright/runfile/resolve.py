@@ -63,7 +63,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     all problems."""
     problems = _Problems()
     model = problems.attempt("model", _model, file.model)
-    lora = problems.attempt("lora", _lora, file)
+    lora = problems.attempt("lora", _lora, file, model)
     here = problems.attempt("calibration", _calibrated_here, file) or here
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
     if cluster is not None and "engine" in document.value:
@@ -228,12 +228,29 @@ def _mapped_cluster(given: Mapping[str, Any]) -> Cluster | None:
     return found
 
 
-def _lora(file: schema.RunFile) -> Lora | None:
+def _lora(file: schema.RunFile, model: Model | None) -> Lora | None:
     if file.task is specs.Task.LORA:
-        return file.lora or Lora()
+        lora = file.lora or Lora()
+        if model is not None:
+            _require_places(lora, model)
+        return lora
     if file.lora is not None:
         raise InputError("is given, but the task is pretrain", hint="write `task: lora`")
     return None
+
+
+def _require_places(lora: Lora, model: Model) -> None:
+    """Raise BelowError where ranks, alphas or layers of `lora` name what it does not adapt."""
+    layers = range(model.num_layers) if lora.layers is None else lora.layers
+    if layers[-1] >= model.num_layers:
+        raise BelowError("layers", f"{model.name} has no layer {layers[-1]}: 0 to {model.num_layers - 1}")
+    for key, of in (("ranks", lora.ranks), ("alphas", lora.alphas)):
+        for place in of:
+            layer, _, target = place.rpartition(".")
+            if target not in lora.targets or (layer and int(layer) not in layers):
+                raise BelowError(
+                    f"{key}.{place}", f"has no adapters: they are of {', '.join(lora.targets)} in {len(layers)} layers"
+                )
 
 
 GivenCluster = str | schema.NamedCluster | schema.InlineCluster

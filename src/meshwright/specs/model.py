@@ -6,7 +6,8 @@ key/value heads, d head dimension, E routed experts, k experts per token.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
@@ -268,7 +269,8 @@ SCALE_BLOCK = 256
 
 QKV = "qkv"
 """Target of one adapter with one A for query, key and value together."""
-_LoraTarget = Annotated[str, Names(("query", "key", "value", QKV, "output", "gate", "up", "down"))]
+_LORA_TARGETS = ("query", "key", "value", QKV, "output", "gate", "up", "down")
+_LoraTarget = Annotated[str, Names(_LORA_TARGETS)]
 
 
 def _distinct(targets: tuple[str, ...]) -> tuple[str, ...]:
@@ -280,6 +282,21 @@ def _distinct(targets: tuple[str, ...]) -> tuple[str, ...]:
     return targets
 
 
+def _lora_place(place: str) -> str:
+    """A target, or a target in one layer. Raises ValueError for another text."""
+    layer, _, target = place.rpartition(".")
+    if target not in _LORA_TARGETS or not (place == target or layer.isdecimal()):
+        raise ValueError(f"a target or LAYER.TARGET, as in down or 3.down; targets: {', '.join(_LORA_TARGETS)}")
+    return place
+
+
+_LoraPlace = Annotated[str, _lora_place]
+
+
+def _ascending(layers: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(sorted(set(layers)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Lora:
     """Low-rank adapters on a frozen base (task: lora)."""
@@ -289,6 +306,21 @@ class Lora:
     dropout: BelowOne = 0.0
     targets: Annotated[tuple[_LoraTarget, ...], Limits(min_length=1), _distinct] = ("query", "key", "value", "output")
     base_format: BaseFormat = BaseFormat.FULL
+    # in place of `rank` and `alpha`, for a target or for a target in one layer, as in `down` and `3.down`
+    ranks: Mapping[_LoraPlace, Size] = field(default_factory=dict, hash=False)
+    alphas: Mapping[_LoraPlace, Positive] = field(default_factory=dict, hash=False)
+    layers: Annotated[tuple[SizeOrZero, ...], Limits(min_length=1), _ascending] | None = None  # None: all
+
+    def at(self, matrix: str, *, layer: int) -> Lora | None:
+        """These adapters with the one rank and alpha that `matrix` has in `layer`; None: the layer has none."""
+        if self.layers is not None and layer not in self.layers:
+            return None
+        target = QKV if QKV in self.targets and matrix in ("query", "key", "value") else matrix
+        rank, alpha = (
+            of.get(f"{layer}.{target}", of.get(target, usual))
+            for of, usual in ((self.ranks, self.rank), (self.alphas, self.alpha))
+        )
+        return replace(self, rank=int(rank), alpha=alpha, ranks={}, alphas={}, layers=None)
 
     @property
     def matrices(self) -> tuple[str, ...]:

@@ -32,6 +32,7 @@ from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
 from meshwright.training.weights import (
     Origin,
+    adapter_sizes,
     adapters_of,
     find_weights,
     load_adapters,
@@ -172,7 +173,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
 def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
     found = read_lora(folder, model=run.model)
-    if (found.rank, found.alpha, set(found.matrices)) != (lora.rank, lora.alpha, set(lora.matrices)):
+    if adapter_sizes(run.model, found) != adapter_sizes(run.model, lora):
         raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
     module = _with_empty_adapters(run, lora)
     load_adapters(module, folder)

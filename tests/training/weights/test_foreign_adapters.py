@@ -27,7 +27,7 @@ from meshwright.specs.model import Rope
 from meshwright.training import trained_model
 from meshwright.training.models import add_adapters, build_model, init_weights, materialize
 from meshwright.training.weights import load_adapters, load_weights, read_lora, save_weights
-from meshwright.training.weights.adapters import CONFIG, WITHOUT_EFFECT
+from meshwright.training.weights.adapter_config import CONFIG, WITHOUT_EFFECT
 
 PHI = replace(DENSE, family="Phi3ForCausalLM", rope=Rope(theta=100.0, rotated_share=0.5))
 MODULES = {
@@ -41,8 +41,7 @@ CHANGING = {
     "bias": "all",
     "modules_to_save": ["lm_head"],
     "init_lora_weights": "pissa",
-    "layers_to_transform": [0],
-    "layers_pattern": "layers",
+    "layers_pattern": "h",
     "megatron_config": {"tensor_model_parallel_size": 1},
     "trainable_token_indices": [1, 2],
     "loftq_config": {"loftq_bits": 4},
@@ -127,7 +126,8 @@ ODD = {
     "rank_pattern": st.dictionaries(NAMES, st.integers(1, 12), min_size=1),
     "alpha_pattern": st.dictionaries(NAMES, st.integers(1, 64), min_size=1),
     "modules_to_save": st.sampled_from([["lm_head"], ["norm"]]),
-    "layers_to_transform": st.sampled_from([0, [0], [0, 1]]),
+    "layers_to_transform": st.sampled_from([0, [0], [1], [0, 1]]),
+    "layers_pattern": st.sampled_from(["layers", ["layers"], "h"]),
     "exclude_modules": st.sampled_from([["o_proj"], ["model.layers.0.mlp.down_proj"], "nothing"]),
     "layer_replication": st.just([[0, 2], [1, 2]]),
     "trainable_token_indices": st.just([1, 5]),
@@ -219,7 +219,10 @@ def test_empty_values_mean_nothing(plain, tmp_path, key, nothing):
     ("key", "value"),
     [
         ("r", 0), ("r", "4"), ("r", True), ("r", 4.0), ("r", None), ("lora_alpha", None), ("lora_alpha", -1),
-        ("lora_alpha", float("inf")), ("lora_dropout", 1.0), ("lora_dropout", "0"), ("target_modules", "all-linear"),
+        ("lora_alpha", float("inf")), ("rank_pattern", {"q_proj": 0}), ("alpha_pattern", {"q_proj": "4"}),
+        ("rank_pattern", [4]),
+        ("layers_to_transform", [-1]), ("layers_to_transform", "0"), ("layers_to_transform", 7),
+        ("lora_dropout", 1.0), ("lora_dropout", "0"), ("target_modules", "all-linear"),
         ("target_modules", [1]), ("target_modules", []),
     ],
 )  # fmt: skip
@@ -233,11 +236,31 @@ def test_the_scale_of_rslora_is_alpha_over_the_root_of_the_rank(tmp_path):
     assert read_lora(tmp_path, model=DENSE).alpha == 12.0
 
 
-def test_a_larger_rank_of_a_fused_matrix_is_not_read_as_that_of_its_parts(tmp_path):
+def test_a_larger_rank_of_a_fused_matrix_is_not_read_as_the_ranks_of_its_parts(tmp_path):
     values = {"rank_pattern": {"gate_up_proj": 8}, "alpha_pattern": {"gate_up_proj": 16}}
-    theirs(PHI, tmp_path, {"r": 4, "lora_alpha": 8, "target_modules": ["gate_up_proj", "o_proj"]} | values)
-    with pytest.raises(InputError, match="one adapter of a larger rank"):
-        ours(PHI, tmp_path)
+    values |= {"r": 4, "lora_alpha": 8, "target_modules": ["gate_up_proj", "o_proj"]}
+    assert_read(PHI, tmp_path, values)
+    assert read_lora(tmp_path, model=PHI).ranks == {"gate": 8, "up": 8}
+
+
+def test_ranks_and_alphas_of_modules_are_those_of_the_first_pattern_that_matches(tmp_path):
+    values = {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "down_proj", "up_proj"], "use_rslora": True}
+    values |= {"rank_pattern": {"0.mlp.down_proj": 6, "down_proj": 2}, "alpha_pattern": {"model.*.up_proj": 3}}
+    assert_read(DENSE, tmp_path, values | {"layers_to_transform": [0, 1]})
+    read = read_lora(tmp_path, model=DENSE)
+    assert (read.ranks, read.layers) == ({"0.down": 6, "1.down": 2}, None)
+    assert read.alphas["up"] == 6.0
+
+
+def test_adapters_of_one_layer_are_read(tmp_path):
+    assert_read(DENSE, tmp_path, {"r": 4, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]})
+    assert read_lora(tmp_path, model=DENSE).layers == (1,)
+
+
+def test_targets_in_different_layers_are_refused(tmp_path):
+    theirs(DENSE, tmp_path, {"r": 4, "target_modules": ["q_proj", "0.mlp.down_proj"]})
+    with pytest.raises(InputError, match="other layers have adapters of down"):
+        read_lora(tmp_path, model=DENSE)
 
 
 @pytest.mark.parametrize(("revision", "asked"), [(None, "owner/base"), ("v2", "owner/base@v2")])

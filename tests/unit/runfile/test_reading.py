@@ -191,6 +191,9 @@ def test_what_is_wrong_is_said() -> None:
             ("batch.global_tokens=4194305", "is not a multiple of the sequence length 8192"),
             ("train.steps=5", "both steps and tokens are given"),
             ("lora={rank: 4}", "write `task: lora`"),
+            ("lora={ranks: {dwn: 4}}", "a target or LAYER.TARGET"),
+            ("lora={alphas: {one.up: 4}}", "a target or LAYER.TARGET"),
+            ("lora={layers: []}", "lora.layers"),
             (
                 "stack.framework=torchtitn",
                 "stack.framework: unknown stack: got 'torchtitn'\nhint: did you mean 'torchtitan'?",
@@ -350,6 +353,26 @@ def test_a_hugging_face_configuration(tmp_path) -> None:
     path.write_text("{")
     with pytest.raises(MeshwrightError):
         runfile.loads(LLAMA, overrides=[f"model={path}"])
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("lora.layers=[3, 32]", "no layer 32: 0 to 31"),
+        ("lora.ranks={up: 4}", "lora.ranks.up: has no adapters"),
+        ("lora={layers: [1], alphas: {2.query: 4}}", "lora.alphas.2.query: has no adapters"),
+    ],
+)
+def test_places_without_adapters_are_refused(override: str, message: str) -> None:
+    with pytest.raises(RunFileError, match=message):
+        runfile.loads(LLAMA, overrides=["task=lora", override])
+
+
+def test_ranks_and_alphas_of_one_layer_are_in_place_of_those_of_the_target() -> None:
+    lora = runfile.loads(LLAMA, overrides=["task=lora", "lora={ranks: {query: 4, 3.query: 2}, layers: [3, 1, 3]}"]).lora
+    assert lora is not None
+    assert lora.layers == (1, 3)
+    assert [own and own.rank for own in (lora.at("query", layer=i) for i in (0, 1, 3))] == [None, 4, 2]
 
 
 def test_lora_has_defaults() -> None:

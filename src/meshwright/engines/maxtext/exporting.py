@@ -29,7 +29,8 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     checkpoint, or no plan, which determines the arrays of a checkpoint; MissingDependencyError without MaxText's
     environment.
     """
-    from meshwright.training.weights.adapters import WEIGHTS, write_config
+    from meshwright.training.weights.adapter_config import PREFIX, AdapterSize, write_config
+    from meshwright.training.weights.adapters import WEIGHTS
     from meshwright.training.weights.config import config_of
     from meshwright.training.weights.folder import new_folder
     from meshwright.training.weights.safetensors_format import SINGLE
@@ -46,7 +47,9 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     with new_folder(folder) as partial:
         _write(python, leaves, saved, partial / (SINGLE if run.lora is None else WEIGHTS), dtype=dtype)
         if run.lora is not None:
-            write_config(partial, [leaf.name for leaf in leaves], lora=run.lora, base=run.weights)
+            size = AdapterSize(run.lora.rank, run.lora.alpha)
+            modules = {leaf.name.removeprefix(PREFIX).rsplit(".lora_", 1)[0] for leaf in leaves}
+            write_config(partial, dict.fromkeys(sorted(modules), size), lora=run.lora, base=run.weights)
             return saved
         describe = gpt_oss_config if is_gpt_oss(run.model) else config_of
         config = describe(run.model, dtype=DTYPES[dtype], max_positions=run.sequence_length)

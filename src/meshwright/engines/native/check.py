@@ -5,7 +5,7 @@ Imports no torch, so that a dry run works without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from meshwright.catalog.families import FAMILIES, family_that_fits
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, schedule_shortfall, shape_of
@@ -78,6 +78,8 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
             reason="latent attention has no one matrix of query, key and value to adapt as qkv",
             hint="allowed: query, key, value, output",
         )
+    if run.model.attention.kind is AttentionKind.MLA and {"key", "value"} <= set(lora.targets):
+        yield from _equal_sizes(lora, ("key", "value"), run.model, "latent attention has one matrix for both")
     yield from _fused_adapters(lora, run.model)
     if run.model.num_mtp_layers:
         yield Unsupported(
@@ -115,6 +117,14 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
                 reason=f"files of {family.architecture} hold {name} as one matrix: adapters of it need "
                 f"{', '.join(sorted(parts))}",
             )
+        elif some:
+            yield from _equal_sizes(lora, parts, model, f"files of {family.architecture} hold them as one matrix")
+
+
+def _equal_sizes(lora: Lora, parts: Collection[str], model: Model, reason: str) -> Iterator[Unsupported]:
+    """Different ranks or alphas of matrices that have one adapter, or one in files."""
+    if any(len({lora.at(part, layer=i) for part in parts}) > 1 for i in range(model.num_layers)):
+        yield Unsupported(key="lora.ranks", reason=f"{' and '.join(sorted(parts))} need one rank and alpha: {reason}")
 
 
 def _model(model: Model) -> Iterator[Unsupported]:

@@ -226,8 +226,10 @@ def _toy_rope(rope: Rope, *, head_dim: int) -> Rope:
 
 
 def _toy_lora(lora: Lora) -> Lora:
-    """The adapters without dropout, which differs between processes."""
-    return replace(lora, rank=min(lora.rank, 4), dropout=0.0, base_format=BaseFormat.FULL)
+    """The adapters in all layers of the toy, without dropout, which differs between processes."""
+    return replace(
+        lora, rank=min(lora.rank, 4), dropout=0.0, base_format=BaseFormat.FULL, ranks={}, alphas={}, layers=None
+    )
 
 
 def _toy_experts(x: Experts, *, small: Plan) -> Experts:

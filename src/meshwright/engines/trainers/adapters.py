@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from meshwright.engines.trainers.settings import Settings
@@ -28,6 +29,9 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         alpha = per_rank * rank
     if rank is None or alpha is None:
         raise InputError(f"adapters need {settings.key('rank')} and {settings.key('alpha')}")
+    patterns = {key: of for key in ("ranks", "alphas") if (of := _pattern(settings, key))}
+    if patterns and settings.truth("rank_stabilised"):
+        raise settings.error("rank_stabilised", "run files do not have it beside ranks or alphas by module")
     if settings.truth("rank_stabilised"):  # scaled by the root of the rank, not by the rank
         alpha *= rank**0.5
     found = {
@@ -36,10 +40,21 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         "dropout": settings.number("dropout") or 0.0,
         "targets": _targets(settings),
         "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
+        **patterns,
     }
+    if (layers := settings.get("layers")) not in (None, []):
+        found["layers"] = layers if isinstance(layers, list) else [layers]
     if settings.truth("adapted_head"):
         settings.notes.append(f"{settings.key('adapted_head')}: adapters of the output head are not carried over")
     return {"task": "lora", "lora": found}
+
+
+def _pattern(settings: Settings, name: str) -> dict[str, Any]:
+    """Return ranks or alphas by target. Raises InputError for patterns that are more than a module's name."""
+    given = settings.get(name) or {}
+    if not (isinstance(given, Mapping) and all(module in LORA_TARGETS for module in given)):
+        raise settings.error(name, "run files have ranks and alphas of modules", allowed=", ".join(LORA_TARGETS))
+    return {target: value for module, value in given.items() for target in LORA_TARGETS[module].split(", ")}
 
 
 def _base_format(settings: Settings) -> str:

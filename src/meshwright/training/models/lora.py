@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import InputError
 from meshwright.kernels.linear import linear
-from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora
+from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.training.models.attention import GroupedAttention
 from meshwright.training.models.quantized import QuantizedWeight
 from meshwright.training.models.transformer import Transformer
@@ -41,6 +41,11 @@ LATENT_TARGETS = {target: places for target, places in GROUPED_TARGETS.items() i
     "value": ("attention.kv_down", "attention.kv_up"),
 }
 """Matrices of targets in latent attention: keys and values share matrices, and no one matrix makes all three."""
+
+
+def places_of(model: Model) -> dict[str, tuple[str, ...]]:
+    """The matrices of a layer that each target means."""
+    return LATENT_TARGETS if model.attention.kind is AttentionKind.MLA else GROUPED_TARGETS
 
 
 class FrozenLinear(nn.Linear):
@@ -127,8 +132,7 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
     of the blocks too.
     """
     built.requires_grad_(False)
-    latent = built.model.attention.kind is AttentionKind.MLA
-    table = LATENT_TARGETS if latent else GROUPED_TARGETS
+    table = places_of(built.model)
     for target in lora.targets:
         if target not in table:
             raise InputError("no such LoRA target", got=target, allowed=", ".join(table))
@@ -138,17 +142,18 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
                 got=target,
                 allowed=", ".join(t for t, where in table.items() if where[0].startswith("attention.")),
             )
-    places = {place for target in lora.targets for place in table[target]}
-    for layer in built.layers.values():
+    for index, layer in built.layers.items():
         attention = layer.get_submodule("attention")
-        if QKV in lora.targets and isinstance(attention, GroupedAttention):
-            attention.qkv = QkvAdapter(attention, lora, dtype=dtype)
-        for place in sorted(places):
-            if _has_linear(layer, place):
-                base = layer.get_submodule(place)
-                assert isinstance(base, nn.Linear)
-                if not isinstance(base, LoraLinear):
-                    layer.set_submodule(place, LoraLinear(base, lora, dtype=dtype))
+        for target in lora.targets:
+            own = lora.at(target, layer=int(index))
+            if own is None:
+                continue
+            if target == QKV and isinstance(attention, GroupedAttention):
+                attention.qkv = QkvAdapter(attention, own, dtype=dtype)
+            for place in table[target]:
+                if _has_linear(layer, place) and not isinstance(base := layer.get_submodule(place), LoraLinear):
+                    assert isinstance(base, nn.Linear)
+                    layer.set_submodule(place, LoraLinear(base, own, dtype=dtype))
         if lora.base_format is not BaseFormat.FULL:
             _freeze_others(layer, lora.base_format)
 

@@ -13,7 +13,7 @@ adapters  LoRA adapters in PEFT's format
 
 from __future__ import annotations
 
-from meshwright.training.weights.adapters import adapters_of, load_adapters, read_lora, save_adapters
+from meshwright.training.weights.adapters import adapter_sizes, adapters_of, load_adapters, read_lora, save_adapters
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.origin import Origin, differences, find_description, find_weights, fingerprint
@@ -22,6 +22,7 @@ from meshwright.training.weights.writing import save_weights
 
 __all__ = [
     "Origin",
+    "adapter_sizes",
     "adapters_of",
     "config_of",
     "differences",

@@ -6,10 +6,7 @@ adapter_model.safetensors      base_model.model.<name in the family's files>.lor
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,47 +16,27 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from meshwright.catalog.families import ModelFamily
 from meshwright.errors import InputError
-from meshwright.specs.model import QKV, AttentionKind, Lora, Model
+from meshwright.specs.model import QKV, Lora, Model
 from meshwright.training.models import Transformer
-from meshwright.training.models.lora import GROUPED_TARGETS, LATENT_TARGETS
-from meshwright.training.weights.folder import is_writer, new_folder
-from meshwright.training.weights.fused_adapters import (
-    QKV_PARTS,
-    AdapterPart,
-    adapter_part,
-    of_parts,
-    patterns,
-    require_all_parts,
+from meshwright.training.models.lora import places_of
+from meshwright.training.weights.adapter_config import (
+    CONFIG,
+    PREFIX,
+    AdapterSize,
+    patterns_of,
+    read_config,
+    size_of,
+    write_config,
 )
+from meshwright.training.weights.folder import is_writer, new_folder
+from meshwright.training.weights.fused_adapters import QKV_PARTS, AdapterPart, adapter_part, of_parts, require_all_parts
+from meshwright.training.weights.fusing import our_shapes
 from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.reading import fill, fill_whole
 from meshwright.training.weights.safetensors_format import Folder, TensorEntry, write_file
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-
-_READ = ("peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora")
-_PATTERNS = ("rank_pattern", "alpha_pattern")  # read for fused matrices (`fused_adapters`)
-_OF_THE_BASE = ("base_model_name_or_path", "revision")  # the caller finds it
-_OTHER = (  # records, and settings of training and of methods that other keys choose
-    "auto_mapping", "peft_version", "inference_mode", "runtime_config", "ensure_weight_tying", "eva_config",
-    "megatron_core", "qalora_group_size",
-)  # fmt: skip
-WITHOUT_EFFECT = (*_READ, *_PATTERNS, *_OF_THE_BASE, *_OTHER)
-"""Keys of PEFT's config that are read here, or that leave the function of the adapter as it is at any value."""
-_PLAIN = {
-    "bias": ("none",),
-    "task_type": ("CAUSAL_LM",),
-    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base: PiSSA, OLoRA, CorDA, LoftQ
-}
-"""Values of other keys that leave a plain LoRA adapter, beside null, false and empty ones."""
-_NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "r": (lambda v: isinstance(v, int) and v > 0, "a whole number from 1"),
-    "lora_alpha": (lambda v: 0 < v < math.inf, "a number above 0"),
-    "lora_dropout": (lambda v: 0 <= v < 1, "a number from 0, below 1"),
-}
 
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
@@ -85,15 +62,27 @@ def save_adapters(
     ]
     with new_folder(Path(folder)) as partial_folder:
         write_file(partial_folder / WEIGHTS, entries)
-        names = [entry.name for entry in entries]
-        write_config(partial_folder, names, lora=lora, base=base, family=family_of(model))
+        write_config(partial_folder, _written_sizes(whole, entries, model=model, lora=lora), lora=lora, base=base)
+
+
+def _written_sizes(
+    whole: Iterable[str], entries: Iterable[TensorEntry], *, model: Model, lora: Lora
+) -> dict[str, AdapterSize]:
+    """Rank and alpha of each module in the file; adapters of a fused matrix are joined to one of a larger rank."""
+    ranks, sizes = {entry.name: entry.shape[0] for entry in entries}, adapter_sizes(model, lora)
+    found = {}
+    for matrix in (name.partition(".lora_a.")[0] for name in whole if ".lora_a." in name):
+        rank, size = ranks[_peft_name(model, f"{matrix}.lora_a.weight")], sizes[matrix]
+        found[_module(model, matrix)] = AdapterSize(rank, size.alpha * rank / size.rank)
+    return found
 
 
 def _joined(whole: Mapping[str, Tensor], *, model: Model, lora: Lora) -> dict[str, Tensor]:
     """Adapters as PEFT has them, by its names."""
     family, found = family_of(model), {}
     for name, tensor in whole.items():
-        part = adapter_part(name, model=model, family=family, rank=lora.rank)
+        rank = tensor.shape[0 if ".lora_a" in name else 1]
+        part = adapter_part(name, model=model, family=family, rank=rank)
         if part is not None:
             require_all_parts(whole, part)
             others = [whole[other] for other in part.others]
@@ -137,28 +126,22 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
 
 def _require_one_a(built: Transformer, files: Folder) -> None:
     """Raise InputError where `built` has an adapter of query, key and value together, and `files` three."""
-    family = family_of(built.model)
-    for name in adapters_of(built):
-        layer, is_qkv, _ = name.partition(f".{QKV}.lora_a")
-        if not is_qkv:
-            continue
-        a = f"{layer}.query.lora_a.weight"
-        if adapter_part(a, model=built.model, family=family, rank=1) is not None:
-            rank = built.get_parameter(name).shape[0]
-            is_one = files.shape(_peft_name(built.model, a))[0] == rank
-        else:
-            is_one = _has_one_a(files, built.model, layer)
-        if not is_one:
+    for name, tensor in adapters_of(built).items():
+        is_a = name.endswith(f".{QKV}.lora_a.weight")
+        if is_a and not _has_one_a(files, built.model, _layer(name), rank=tensor.shape[0]):
             raise InputError(
                 "query, key and value have an adapter each, and not one together",
-                got=f"{layer}: an A for each",
+                got=f"{name}: an A for each",
                 hint="lora.targets: [query, key, value, ...]",
             )
 
 
-def _has_one_a(files: Folder, model: Model, attention: str) -> bool:
-    """True if the adapters of query, key and value of the layer `attention` have the same A."""
-    first, *others = (files.read(_peft_name(model, f"{attention}.{part}.lora_a.weight")) for part in QKV_PARTS)
+def _has_one_a(files: Folder, model: Model, layer: int, *, rank: int) -> bool:
+    """True if query, key and value of `layer` have the same A, of `rank`, also in one fused matrix."""
+    names = [_peft_name(model, f"layers.{layer}.attention.{part}.lora_a.weight") for part in QKV_PARTS]
+    if not all(name in files.files for name in names) or files.shape(names[0])[0] != rank:
+        return False
+    first, *others = map(files.read, names)
     return all(torch.equal(first, other) for other in others)
 
 
@@ -171,90 +154,116 @@ def _is_shared(files: Folder, name: str, part: AdapterPart) -> bool:
     return found != allowed[False]
 
 
+def adapter_sizes(model: Model, lora: Lora) -> dict[str, AdapterSize]:
+    """The adapters of `lora`, by the names of their matrices, as in `layers.0.attention.query`."""
+    found = {}
+    for name, target in _matrices(model, lora.matrices).items():
+        if (own := lora.at(target, layer=_layer(name))) is not None:
+            found[name] = AdapterSize(own.rank, own.alpha)
+    return found
+
+
+def _matrices(model: Model, targets: Iterable[str]) -> dict[str, str]:
+    """The matrices of `model` that `targets` mean, with their targets."""
+    target_of = {place: target for target in targets for place in places_of(model)[target]}
+    names = (name.removesuffix(".weight") for name in our_shapes(model) if name.startswith("layers."))
+    return {name: target_of[place] for name in names if (place := name.split(".", 2)[2]) in target_of}
+
+
+def _layer(name: str) -> int:
+    return int(name.split(".")[1])
+
+
 def read_lora(folder: str | Path, *, model: Model) -> Lora:
-    """Rank, alpha, dropout and targets of a PEFT folder. A rank-stabilised adapter (rsLoRA), whose scale is alpha over
-    the root of the rank, has an alpha that is the root of the rank larger here.
+    """Ranks, alphas, dropout, targets and layers of a PEFT folder. A rank-stabilised adapter (rsLoRA), whose scale is
+    alpha over the root of the rank, has an alpha that is the root of the rank larger here.
 
     Raises InputError for an adapter of another kind.
     """
-    config = _read_config(Path(folder) / CONFIG)
-    rank, alpha, names = config["r"], float(config["lora_alpha"]), config["target_modules"]
-    given = {key: config[key] for key in _PATTERNS if config.get(key)}
-    if config.get("use_rslora"):
-        alpha *= math.sqrt(rank)
-    lora = Lora(rank=rank, alpha=alpha, dropout=float(config["lora_dropout"]), targets=_targets(names, model))
-    ends = [name.rsplit(".", 1)[-1] for name in names]
-    allowed = patterns(family_of(model), lora, ends=ends)
-    whole = _as_qkv(lora, model)
-    if whole is not None and _is_of_qkv(Path(folder), model, is_plain=given != allowed or not given):
-        lora, allowed = whole, patterns(family_of(model), whole, ends=ends)
-    if given and (given != allowed or config.get("use_rslora")):
-        raise InputError("adapters of several ranks are not read", got=", ".join(given), allowed=str(allowed or "none"))
-    return lora
+    config = read_config(Path(folder) / CONFIG)
+    files = Folder(Path(folder), single=WEIGHTS)
+    targets = _by_target(_sizes(config, files, model), model)
+    parts = [targets.get(part, {}) for part in QKV_PARTS]
+    is_equal = QKV in places_of(model) and parts[0] and parts[0] == parts[1] == parts[2]
+    if is_equal and all(_has_one_a(files, model, i, rank=size.rank) for i, size in parts[0].items()):
+        targets = {QKV: parts[0]} | {target: of for target, of in targets.items() if target not in QKV_PARTS}
+    usual = size_of(config, "")
+    keyed = {target: {f"{i}.{target}": size for i, size in of.items()} for target, of in targets.items()}
+    layers = {i for of in targets.values() for i in of}
+    return Lora(
+        rank=usual.rank,
+        alpha=usual.alpha,
+        dropout=float(config["lora_dropout"]),
+        targets=tuple(target for target in places_of(model) if target in targets),
+        ranks=patterns_of(keyed, "rank", usual=usual.rank),
+        alphas=patterns_of(keyed, "alpha", usual=usual.alpha),
+        layers=None if len(layers) == model.num_layers else tuple(sorted(layers)),
+    )
 
 
-def _read_config(path: Path) -> dict[str, Any]:
-    """PEFT's config of a plain LoRA adapter. Raises InputError for any other, naming the key that makes it one."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        config = {"lora_dropout": 0.0} | config
-        kind, names = config["peft_type"], config["target_modules"]
-        numbers = {key: config[key] for key in _NUMBERS}
-    except OSError as error:
-        raise InputError(f"cannot read the adapter: {error.strerror or error}", got=str(path)) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise InputError(f"not the config of a LoRA adapter: {error!r}", got=str(path)) from error
-    if kind != "LORA":
-        raise InputError(f"{path}: the kind of adapter", got=repr(kind), allowed="LORA")
-    for key, value in config.items():
-        if key not in WITHOUT_EFFECT and value not in (None, False, "", [], {}, *_PLAIN.get(key, ())):
-            raise InputError(
-                f"{path}: {key} makes another function than plain LoRA, or one that is not known here",
-                got=f"{key}: {value!r}", allowed=" or ".join(map(repr, (None, *_PLAIN.get(key, ())))),
-                hint="merge the adapter with PEFT (merge_and_unload), and use the merged weights",
-            )  # fmt: skip
-    for key, value in numbers.items():
-        is_inside, allowed = _NUMBERS[key]
-        if isinstance(value, bool) or not isinstance(value, int | float) or not is_inside(value):
-            raise InputError(f"{path}: {key}", got=repr(value), allowed=allowed)
-    if not (isinstance(names, list) and names and all(isinstance(name, str) for name in names)):
-        raise InputError(f"{path}: target_modules", got=repr(names), allowed="a list of names")
-    return config
+def _sizes(config: Mapping[str, Any], files: Folder, model: Model) -> dict[str, AdapterSize]:
+    """The adapters of PEFT's `config`, by our names of the matrices."""
+    modules = {name: _module(model, name) for name in _matrices(model, places_of(model))}
+    for name in config["target_modules"]:
+        if not any(_is_named(module, name) for module in modules.values()):
+            raise InputError("the adapter targets a matrix that this engine does not adapt", got=name)
+    chosen = config["layers_to_transform"]
+    adapted = {
+        name: module
+        for name, module in modules.items()
+        if any(_is_named(module, target) for target in config["target_modules"])
+        and (not chosen or _layer(name) in chosen)
+    }
+    if not adapted:
+        raise InputError("the adapter has none of the model's layers", got=f"layers_to_transform: {chosen}")
+    parts = {
+        name: part
+        for name in adapted
+        if (part := adapter_part(f"{name}.lora_b.weight", model=model, family=family_of(model), rank=1))
+    }
+    whole = {part.place.fused.parts for part in parts.values() if not _is_joined(config, files, part)}
+    sizes = {name: size_of(config, module) for name, module in adapted.items()}
+    for name, part in parts.items():
+        if part.place.fused.parts not in whole:  # of all layers, as small ones may have been trained to nothing
+            num = len(part.place.shapes)
+            sizes[name] = AdapterSize(sizes[name].rank // num, sizes[name].alpha / num)
+    return sizes
 
 
-def _as_qkv(lora: Lora, model: Model) -> Lora | None:
-    """`lora` with one adapter of query, key and value; None where it does not adapt all three."""
-    if model.attention.kind is AttentionKind.MLA or not set(QKV_PARTS) <= set(lora.targets):
-        return None
-    others = (target for target in lora.targets if target not in QKV_PARTS)
-    return replace(lora, targets=(QKV, *others))
+def _is_named(module: str, target: str) -> bool:
+    return module == target or module.endswith(f".{target}")
 
 
-def _is_of_qkv(folder: Path, model: Model, *, is_plain: bool) -> bool:
-    """True if query, key and value have one A in the files. `is_plain`: a fused matrix has the rank of the others."""
-    place = "layers.0.attention"
-    if adapter_part(f"{place}.query.lora_a.weight", model=model, family=family_of(model), rank=1) is not None:
-        return is_plain
-    files = Folder(folder, single=WEIGHTS)
-    names = [_peft_name(model, f"{place}.{part}.lora_a.weight") for part in QKV_PARTS]
-    return all(name in files.files for name in names) and _has_one_a(files, model, place)
+def _is_joined(config: Mapping[str, Any], files: Folder, part: AdapterPart) -> bool:
+    """True if the adapter of a fused matrix is made of one for each of its parts. Of one without values the config
+    decides: written ones have a rank of their own."""
+    module = part.place.name.removesuffix(".weight")
+    name = f"{PREFIX}{module}.lora_B.weight"
+    num = len(part.place.shapes)
+    rank = size_of(config, module).rank
+    if name not in files.files or rank % num:
+        return False
+    b = files.read(name)
+    return rank != config["r"] if not b.any() else part.is_block_diagonal(b)
 
 
-def _targets(names: list[str], model: Model) -> tuple[str, ...]:
-    """Our targets whose places are among `names` (last parts of names in files)."""
-    ends = {name.rsplit(".", 1)[-1] for name in names}
-    tensors = family_of(model).tensors
-    table = LATENT_TARGETS if model.attention.kind is AttentionKind.MLA else GROUPED_TARGETS
-
-    def ends_of(target: str) -> set[str]:
-        places = (f"{place}.weight" for place in table[target])
-        return {tensors[p].removesuffix(".weight").rsplit(".", 1)[-1] for p in places if p in tensors}
-
-    targets = tuple(target for target in table if ends_of(target) & ends)
-    unknown = ends - {end for target in targets for end in ends_of(target)}
-    if unknown:
-        raise InputError("the adapter targets a matrix that this engine does not adapt", got=min(unknown))
-    return targets
+def _by_target(sizes: Mapping[str, AdapterSize], model: Model) -> dict[str, dict[int, AdapterSize]]:
+    """The adapters of each target, by layer. Raises InputError where a run file could not state them."""
+    found: dict[str, dict[int, AdapterSize]] = {}
+    existing: dict[str, set[int]] = {}
+    for target in places_of(model):
+        for name in _matrices(model, [target]):
+            existing.setdefault(target, set()).add(layer := _layer(name))
+            size = sizes.get(name)
+            if size is not None and found.setdefault(target, {}).setdefault(layer, size) == size:
+                continue
+            if size is not None or layer in found.get(target, {}):
+                raise InputError(f"the matrices of {target} have different adapters in a layer", got=name)
+    layers = {layer for of in found.values() for layer in of}
+    for target, of in found.items():
+        if of.keys() != existing[target] & layers:
+            raise InputError(f"other layers have adapters of {target} than of the other targets", got=sorted(of))
+    return found
 
 
 def _gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -269,32 +278,16 @@ def _gathered(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor for part in parts or [] for name, tensor in part.items()}
 
 
+def _module(model: Model, matrix: str) -> str:
+    """The name in files of our matrix `layers.0.attention.query`."""
+    (in_file,) = file_names(model, f"{matrix}.weight", family=family_of(model))
+    return in_file.removesuffix(".weight")
+
+
 def _peft_name(model: Model, name: str) -> str:
     """`layers.0.attention.query.lora_a.weight` in PEFT's file."""
-    place, part = name.split(".lora_")
-    (in_file,) = file_names(model, f"{place}.weight", family=family_of(model))
-    return f"base_model.model.{in_file.removesuffix('.weight')}.lora_{part[0].upper()}.weight"
-
-
-def write_config(
-    folder: Path, names: Iterable[str], *, lora: Lora, base: str | None, family: ModelFamily | None = None
-) -> None:
-    """Write PEFT's config beside the tensors of `names`. `family` has the fused matrices; None: there are none."""
-    ends = sorted({name.rsplit(".", 3)[1] for name in names})
-    config: dict[str, Any] = {
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": base,
-        "r": lora.rank,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": lora.dropout,
-        "target_modules": ends,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "inference_mode": True,
-    }
-    config |= {} if family is None else patterns(family, lora, ends=ends)
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    matrix, part = name.split(".lora_")
+    return f"{PREFIX}{_module(model, matrix)}.lora_{part[0].upper()}.weight"
 
 
 def _same(tensor: Tensor) -> Tensor:

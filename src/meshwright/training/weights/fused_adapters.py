@@ -58,6 +58,12 @@ class AdapterPart:
             return tensors[0] if self.is_a else torch.cat(list(tensors))
         return torch.cat(list(tensors)) if self.is_a else torch.block_diag(*tensors)
 
+    def is_block_diagonal(self, b: Tensor) -> bool:
+        """True if the file's B is made of one adapter for each part."""
+        num, sizes = len(self.place.shapes), [shape[0] for shape in self.place.shapes]
+        blocks = (rows.chunk(num, dim=1)[i] for i, rows in enumerate(b.split(sizes)))
+        return bool(b.count_nonzero() == sum(block.count_nonzero() for block in blocks))
+
     def split(self, whole: Tensor, *, is_shared: bool) -> Tensor:
         """Our tensor from the file's tensor. Raises InputError where that is not made of n adapters."""
         index, sizes = self.place.index, [shape[0] for shape in self.place.shapes]
@@ -65,9 +71,8 @@ class AdapterPart:
             return whole if self.is_a else whole.split(sizes)[index]
         if self.is_a:
             return whole.split(self.rank)[index]
-        rows = whole.split(sizes)[index]
-        own = rows.split(self.rank, dim=1)[index]
-        if rows.count_nonzero() != own.count_nonzero():
+        own = whole.split(sizes)[index].split(self.rank, dim=1)[index]
+        if not self.is_block_diagonal(whole):
             raise InputError(
                 f"{self.place.name} has one adapter of a larger rank, and not one for each of its parts",
                 got=f"rank {whole.shape[1]}", allowed=f"rank {self.rank}, as the other matrices",
@@ -94,23 +99,6 @@ def adapter_part(name: str, *, model: Model, family: ModelFamily, rank: int) -> 
     matrix, kind = name.split(".lora_")
     place = file_part(f"{matrix}.weight", shapes=our_shapes(model), family=family)
     return place and AdapterPart(name=name, is_a=kind.startswith("a"), place=place, rank=rank)
-
-
-def patterns(family: ModelFamily, lora: Lora, *, ends: Sequence[str]) -> dict[str, dict[str, float]]:
-    """PEFT's `rank_pattern` and `alpha_pattern` for the adapted modules `ends`: fused ones have larger ranks."""
-    parts = {name.removesuffix(".weight").rsplit(".", 1)[-1]: len(fused.parts) for name, fused in family.fused.items()}
-    whole = {
-        name.removesuffix(".weight").rsplit(".", 1)[-1]
-        for name, fused in family.fused.items()
-        if QKV in lora.targets and fused.parts[0] == "attention.query.weight"
-    }
-    times = {end: parts[end] for end in ends if end in parts and end not in whole}
-    if not times:
-        return {}
-    return {
-        "rank_pattern": {end: num * lora.rank for end, num in times.items()},
-        "alpha_pattern": {end: num * lora.alpha for end, num in times.items()},
-    }
 
 
 def require_all_parts(tensors: Mapping[str, object], part: AdapterPart) -> None:

@@ -33,6 +33,8 @@ def test_what_it_cannot_do_is_refused_with_the_key(refused):
             ("kernels: the engine has kernels", ["kernels.loss_chunk=256", "kernels.weight_cache='on'"]),
             ("lora.targets", ["task=lora", "lora.targets=[query, key]"]),
             ("lora.dropout", ["task=lora", "lora.dropout=0.1"]),
+            ("lora.ranks", ["task=lora", "lora.ranks={query: 4}"]),
+            ("lora.layers", ["task=lora", "lora.layers=[0]"]),
             ("lora.base_format", ["task=lora", "lora.base_format=nf4"]),
             ("model: torchtitan 0.3.0 has no model", ["model.attention.bias=true"]),
             ("model: RoPE scaling", ["model.rope={scaling: yarn, factor: 4, original_context: 128}"]),

@@ -31,6 +31,10 @@ AXOLOTL = {
     "max_steps": 200, "warmup_ratio": 0.1, "fsdp_version": 2, "cosine_min_lr_ratio": 0.1, "datasets": [{"path": "x"}],
     "fsdp_config": {"offload_params": False, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT"},
 }  # fmt: skip
+PATTERNED = AXOLOTL | {
+    "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj", "up_proj"],
+    "lora_rank_pattern": {"up_proj": 4}, "lora_alpha_pattern": {"q_proj": 8}, "peft_layers_to_transform": [0, 2],
+}  # fmt: skip
 LLAMA_FACTORY = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "do_train": True, "template": "llama3",
     "finetuning_type": "lora", "lora_target": "q_proj,v_proj", "cutoff_len": 1024, "per_device_train_batch_size": 1,
@@ -275,6 +279,8 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
         (TRL | {"lora_modules_to_save": ["lm_head"], "use_dora": True}, "lora_modules_to_save.*use_dora"),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_target_linear": True}, "adapters need lora_r and lora_alpha"),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "Wqkv"}, "got .Wqkv"),
+        (PATTERNED | {"lora_rank_pattern": {"0.mlp.up_proj": 4}}, "ranks and alphas of modules.*up_proj"),
+        (PATTERNED | {"peft_use_rslora": True}, "peft_use_rslora: run files do not have it beside"),
         (AXOLOTL | {"lr_scheduler": "one_cycle"}, "lr_scheduler: run files do not have it"),
         (AXOLOTL | {"optimizer": "ao_adamw_fp8"}, "optimizer: run files do not have it"),
         (AXOLOTL | {"sequence_lem": 4}, "no such key: got 'sequence_lem'"),
@@ -368,6 +374,11 @@ def test_experts_that_stay_wide_are_noted(read):
 def test_targets_of_adapters(read, given, targets):
     found = read(TRL | {"lora_target_modules": given}).lora.targets
     assert found == targets or len(found) == targets
+
+
+def test_ranks_by_module_and_chosen_layers(read):
+    lora = read(PATTERNED).lora
+    assert (lora.ranks, lora.alphas, lora.layers) == ({"up": 4}, {"query": 8.0}, (0, 2))
 
 
 def test_rank_stabilised_adapters_have_the_same_scale(read):
