@@ -492,6 +492,7 @@ def _floor(attention: Array, ffn: Array, core: Array, rates: DeviceRates, traine
 
 def _head(s: LayerShapes) -> PassTimes:
     """Output matrix and cross-entropy."""
+    s = replace(s, model=replace(s.model, lora_rank=np.where(s.model.trains_head > 0, 0, s.model.lora_rank)))
     own = s.rates.fused.loss
     if np.all(own):
         return _sum_of(_linear_cross_entropy(s)).times(s.rates.head_factor)

@@ -236,6 +236,6 @@ def model_flops_per_token(model: ModelTable, *, seq_len: Array, count: Attention
     ]
     core = core + scored[0] + scored[1]
     core = core + model.num_layers * model.linear_share * linear_attention.model_flops_per_token(model)
-    lora = model.num_layers * parameters.lora_layer
+    lora = model.num_layers * parameters.lora_layer + model.saved_head * model.vocab * model.hidden / 3
     weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
     return weight + 3 * core

@@ -7,7 +7,7 @@ model's are numbers; to calibrate, one row is one published run and every field 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Integers, Table
 from meshwright.cost.pipeline.schedules import rank_layers, shape_of
-from meshwright.specs.adapters import AdaptedMatrix, adapted_matrices, quantised_base
+from meshwright.specs.adapters import quantised_base, sizes_of_adapters
 from meshwright.specs.model import (
     QKV,
     AttentionKind,
@@ -156,6 +156,8 @@ class ModelTable(Table):
     lora_dropout: Array  # 0 or 1
     adapts_attention: Array  # 0 or 1: query, key or value
     adapts_ffn: Array  # 0 or 1
+    saved_embedding: Array  # 0 or 1: it is trained whole beside adapters
+    saved_head: Array  # likewise
     quantised_bytes: Array  # of a weight of the layers' frozen matrices in 8 or 4 bits, with scales; 0: they are not
     quantised_matrix: Array  # weights of the largest of them
     num_quantised: Array  # of a layer, without routed experts
@@ -180,6 +182,16 @@ class ModelTable(Table):
     def moe_ffn_share(self) -> Array:
         """Dense feed-forward blocks of a layer of the kind that has mixtures; positive in a hybrid's mean layer."""
         return self.ffn_share * self.single_block
+
+    @property
+    def saved_parameters(self) -> Array:
+        """Parameters of embedding and head that are trained whole beside adapters."""
+        return (self.saved_embedding + self.saved_head * (1 - self.tied)) * self.vocab * self.hidden
+
+    @property
+    def trains_head(self) -> Array:
+        """1 where the head has a gradient."""
+        return np.maximum((self.lora_rank == 0) * 1, self.saved_head)
 
     @property
     def lora_width(self) -> Array:
@@ -366,7 +378,8 @@ def _predictions(model: Model) -> dict[str, int]:
 
 def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     """Columns of a layer's adapters and of their base, of the mean of all layers where some have none."""
-    adapted, rank = _adapted(model, lora) if lora else ((), 0.0)
+    adapted, rank = sizes_of_adapters(model, lora) if lora else ((), 0.0)
+    saved = lora.modules_to_save if lora else ()
     columns, rows = ([m for m in adapted if m.by_inputs is by_inputs] for by_inputs in (False, True))
     targets = {m.target for m in adapted}
     base = quantised_base(model, lora.base_format if lora else BaseFormat.FULL)
@@ -380,23 +393,12 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
         "lora_dropout": int(lora is not None and lora.dropout > 0),
         "adapts_attention": int(bool({"query", "key", "value", QKV} & targets)),
         "adapts_ffn": int(bool({"gate", "up", "down"} & targets)),
+        "saved_embedding": int("embedding" in saved),
+        "saved_head": int("head" in saved or (model.tied_embeddings and "embedding" in saved)),
         "quantised_bytes": base.bytes_per_weight,
         "quantised_matrix": base.largest_matrix,
         "num_quantised": base.num_matrices,
     }
-
-
-def _adapted(model: Model, lora: Lora) -> tuple[Sequence[AdaptedMatrix], float]:
-    """The adapted matrices of a mean layer, and the mean of their ranks by which their parameters are counted."""
-    matrices = adapted_matrices(model, lora.targets)
-    if not (lora.ranks or lora.layers):
-        return matrices, lora.rank
-    layers = range(model.num_layers)
-    ranks = {t: [own.rank for i in layers if (own := lora.at(t, layer=i))] for t in lora.targets}
-    chosen = [replace(m, share=m.share * len(ranks[m.target]) / model.num_layers) for m in matrices]
-    widths = [(m.share * (m.inputs + m.outputs), ranks[m.target]) for m in chosen if m.share]
-    total = sum(width * sum(of) / len(of) for width, of in widths)
-    return chosen, total / sum(width for width, _ in widths) if widths else lora.rank
 
 
 def _heads(model: Model) -> Mapping[str, float]:

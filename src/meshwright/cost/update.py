@@ -35,7 +35,8 @@ def trained_parameters(s: StepContext, layers: StageLayers) -> tuple[Array, Arra
     dense = (split + tables) / t + num_moe * p.router_layer
     expert = num_moe * p.experts_layer / (plan.expert * plan.expert_tensor)
     frozen = s.model.lora_rank > 0
-    return np.where(frozen, num_layers * p.lora_layer / t, dense), np.where(frozen, 0, expert)
+    saved = p.embedding * s.model.saved_embedding + np.where(plan.pipeline > 1, 0, p.head) * s.model.saved_head
+    return np.where(frozen, (num_layers * p.lora_layer + saved) / t, dense), np.where(frozen, 0, expert)
 
 
 def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> Array:
@@ -79,8 +80,9 @@ def data_parallel_s(s: StepContext, layers: StageLayers, middle: LayerTimes) -> 
 
 def _tables_s(s: StepContext) -> Array:
     """Embedding and head under FSDP."""
-    trained = 1 - (s.model.lora_rank > 0) * 1
-    count, shard = (s.parameters.embedding + s.parameters.head) / s.plan.tensor, s.groups.shard
+    tables = s.parameters.embedding + s.parameters.head
+    trained = np.where(s.model.lora_rank > 0, s.model.saved_parameters / np.maximum(tables, 1), 1)
+    count, shard = tables / s.plan.tensor, s.groups.shard
     gather = s.collective_s(all_gather_s(count * s.precision.gather_bytes, shard), shard)
     size = count * s.precision.reduce_bytes
     copies = np.where(s.plan.data_replicate > 1, all_reduce_s(size / shard.size, s.groups.replicate), 0.0)

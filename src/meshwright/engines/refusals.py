@@ -91,9 +91,11 @@ def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
         )
     if lora.dropout:
         yield Unsupported(key="lora.dropout", reason=f"{title}'s adapters have no dropout: must be 0")
-    for key in ("ranks", "alphas", "layers"):
+    for key in ("ranks", "alphas", "layers", "modules_to_save"):
         if getattr(lora, key):
-            yield Unsupported(key=f"lora.{key}", reason=f"{title} has one rank and alpha in all layers: leave it out")
+            yield Unsupported(
+                key=f"lora.{key}", reason=f"{title} has adapters of one size, and nothing else: leave it out"
+            )
 
 
 def quantised_base(lora: Lora, reason: str) -> Iterator[Unsupported]:

@@ -19,7 +19,15 @@ from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import Precision
-from meshwright.specs.run import NATIVE, KernelChoices, Optimizer, Preference, Run, with_label_ratio
+from meshwright.specs.run import (
+    NATIVE,
+    KernelChoices,
+    Optimizer,
+    Preference,
+    Run,
+    has_removable_reference,
+    with_label_ratio,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +75,7 @@ class PlanRequest:
             seq_len=self.seq_len,
             global_batch=self.global_batch,
             head_passes=int(pairs is not None and self.stack.framework == NATIVE),  # others hold all logits
-            reference_passes=int(pairs is not None and pairs.has_reference and self.lora is not None),
+            reference_passes=int(has_removable_reference(pairs, self.lora)),
         )
 
     @cached_property

@@ -41,7 +41,7 @@ class Training:
 def state_bytes(request: PlanRequest) -> float:
     """Bytes of a checkpoint: weights, master weights and optimizer states of everything that is trained, once."""
     parameters, precision = count_parameters(request.model_table), request.precision
-    lora = request.model.num_layers * parameters.lora_layer
+    lora = request.model.num_layers * parameters.lora_layer + request.model_table.saved_parameters
     trained = lora if request.lora is not None else parameters.total
     return float(trained) * (precision.weight_bytes + precision.master_bytes + precision.optimizer_state_bytes)
 

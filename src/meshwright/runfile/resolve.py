@@ -241,6 +241,8 @@ def _lora(file: schema.RunFile, model: Model | None) -> Lora | None:
 
 def _require_places(lora: Lora, model: Model) -> None:
     """Raise BelowError where ranks, alphas or layers of `lora` name what it does not adapt."""
+    if model.tied_embeddings and "head" in lora.modules_to_save:
+        raise BelowError("modules_to_save", "the head of tied embeddings is the embedding: name embedding")
     layers = range(model.num_layers) if lora.layers is None else lora.layers
     if layers[-1] >= model.num_layers:
         raise BelowError("layers", f"{model.name} has no layer {layers[-1]}: 0 to {model.num_layers - 1}")

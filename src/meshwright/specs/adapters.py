@@ -7,10 +7,10 @@ a part of the query's matrix.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from meshwright.specs.model import NF4_BLOCK, QKV, SCALE_BLOCK, AttentionKind, BaseFormat, BlockKind, Model
+from meshwright.specs.model import NF4_BLOCK, QKV, SCALE_BLOCK, AttentionKind, BaseFormat, BlockKind, Lora, Model
 
 Widths = dict[str, tuple[tuple[int, int], ...]]
 """(inputs, outputs) of the matrices that each target names."""
@@ -32,6 +32,19 @@ def adapted_matrices(model: Model, targets: Collection[str]) -> tuple[AdaptedMat
     shared = model.attention.kind is AttentionKind.MLA and "key" in targets
     named = [target for target in targets if not (shared and target == "value")]
     return tuple(matrix for target in named for matrix in _matrices(model, target))
+
+
+def sizes_of_adapters(model: Model, lora: Lora) -> tuple[Sequence[AdaptedMatrix], float]:
+    """The adapted matrices of a mean layer, and the mean of their ranks by which their parameters are counted."""
+    matrices = adapted_matrices(model, lora.targets)
+    if not (lora.ranks or lora.layers):
+        return matrices, lora.rank
+    layers = range(model.num_layers)
+    ranks = {t: [own.rank for i in layers if (own := lora.at(t, layer=i))] for t in lora.targets}
+    chosen = [replace(m, share=m.share * len(ranks[m.target]) / model.num_layers) for m in matrices]
+    widths = [(m.share * (m.inputs + m.outputs), ranks[m.target]) for m in chosen if m.share]
+    total = sum(width * sum(of) / len(of) for width, of in widths)
+    return chosen, total / sum(width for width, _ in widths) if widths else lora.rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -293,6 +293,14 @@ def _lora_place(place: str) -> str:
 _LoraPlace = Annotated[str, _lora_place]
 
 
+SAVED_MODULES = ("embedding", "head")
+_SavedModule = Annotated[str, Names(SAVED_MODULES)]
+
+
+def _each_once(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in SAVED_MODULES if name in names)
+
+
 def _ascending(layers: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(sorted(set(layers)))
 
@@ -310,6 +318,7 @@ class Lora:
     ranks: Mapping[_LoraPlace, Size] = field(default_factory=dict, hash=False)
     alphas: Mapping[_LoraPlace, Positive] = field(default_factory=dict, hash=False)
     layers: Annotated[tuple[SizeOrZero, ...], Limits(min_length=1), _ascending] | None = None  # None: all
+    modules_to_save: Annotated[tuple[_SavedModule, ...], _each_once] = ()  # trained whole, beside the adapters
 
     def at(self, matrix: str, *, layer: int) -> Lora | None:
         """These adapters with the one rank and alpha that `matrix` has in `layer`; None: the layer has none."""

@@ -324,6 +324,11 @@ class Preference:
         return self.loss is PreferenceLoss.DPO
 
 
+def has_removable_reference(preference: Preference | None, lora: Lora | None) -> bool:
+    """True if the reference of pairs is the model without its adapters; modules that are trained whole stay in it."""
+    return preference is not None and preference.has_reference and lora is not None and not lora.modules_to_save
+
+
 _Preference = Annotated[Preference, Spelled(lambda value: {"loss": value} if isinstance(value, str) else value)]
 
 

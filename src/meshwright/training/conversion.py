@@ -27,6 +27,7 @@ from meshwright.training.models import (
     init_adapters,
     materialize,
     merge_adapters,
+    saved_modules,
 )
 from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
@@ -173,7 +174,8 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
 def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
     found = read_lora(folder, model=run.model)
-    if adapter_sizes(run.model, found) != adapter_sizes(run.model, lora):
+    sizes = (adapter_sizes(run.model, one) for one in (found, lora))
+    if next(sizes) != next(sizes) or found.modules_to_save != lora.modules_to_save:
         raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
     module = _with_empty_adapters(run, lora)
     load_adapters(module, folder)
@@ -192,8 +194,9 @@ def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, with adapters on the host."""
     module = build_model(run.model)
     add_adapters(module, lora)
-    for _, matrix in adapter_matrices(module):
-        matrix.to_empty(device="cpu")
+    for part in (*(matrix for _, matrix in adapter_matrices(module)), *saved_modules(module).values()):
+        part.to_empty(device="cpu")
+    module.tie()
     return module
 
 

@@ -57,7 +57,7 @@ def count_gemms(run: Run, plan: Plan) -> dict[Gemm, int]:
                 n, k = _sharded(name.rpartition(".")[2], module.out_features, module.in_features, plan)
                 _count(counts, run, plan, format=matmul, shape=(tokens, n, k), count=micro_batches)
     vocab = run.model.vocab // plan.tensor
-    said, sums = chunk_column(run.kernels.loss_chunk), run.lora is None
+    said, sums = chunk_column(run.kernels.loss_chunk), run.lora is None or bool(run.lora.modules_to_save)
     rows = int(loss_rows(tokens, said=said, vocab=vocab, hidden=run.model.hidden, element_bytes=2, sums=sums))
     chunks = micro_batches * (tokens // rows)
     head = "bf16" if matmul in ("fp8", "fp4") else matmul
@@ -84,7 +84,8 @@ def _count(
     m, n, k = shape
     is_recomputed = plan.recompute is Recompute.FULL and not is_head
     for kernel in GemmKind:
-        if kernel is GemmKind.WEIGHT_GRADIENT and run.lora is not None:
+        is_saved = is_head and run.lora is not None and run.lora.modules_to_save
+        if kernel is GemmKind.WEIGHT_GRADIENT and run.lora is not None and not is_saved:
             continue  # the base is frozen
         times = 2 if is_recomputed and kernel is GemmKind.FORWARD else 1
         counts[Gemm(format=format, m=m, n=n, k=k, kernel=kernel)] += times * count

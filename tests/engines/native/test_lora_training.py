@@ -44,6 +44,7 @@ DROPOUT = ("lora.dropout=0.3",)
 QKV = ("lora.targets=[qkv, output, down]",)
 EVERYTHING = ("lora.targets=[query, key, value, output, gate, up, down]",)
 
+SAVED = ("lora.modules_to_save=[embedding, head]",)
 PATTERNED = ("lora.ranks={down: 2, 1.query: 5}", "lora.alphas={query: 8.0}")
 
 LATENT = (
@@ -69,6 +70,16 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
         (*EVERYTHING, "lora.layers=[1]", "lora.ranks={down: 2}"),
     ),
     "tensor, ranks": (Plan(tensor=2, micro_batch=4), (*EVERYTHING, *PATTERNED)),
+    "fsdp, saved modules, bf16": (
+        Plan(data_shard=2, sharding=Sharding.PARAMETERS, micro_batch=2),
+        (*SAVED, "precision=bf16"),
+    ),
+    "ddp, saved modules": (Plan(data_shard=2, sharding=Sharding.NONE, micro_batch=2), SAVED),
+    "tensor, saved modules": (Plan(tensor=2, micro_batch=4), SAVED),
+    "pipeline, saved embedding, tied": (
+        Plan(pipeline=2, micro_batch=2),
+        ("model.tied_embeddings=true", "lora.modules_to_save=[embedding]"),
+    ),
     "zero bubble, a stage without adapters": (
         Plan(pipeline=2, schedule=Schedule.ZERO_BUBBLE, micro_batch=2),
         ("lora.layers=[1]",),
@@ -327,7 +338,7 @@ def test_a_quantised_base_trains_with_a_prediction(tuned, base_format, parallel)
 
 @pytest.mark.when_touched  # test_kills_leave_no_trace kills a run of all weights
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
-    lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2}"}
+    lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2, ranks: {query: 2}, modules_to_save: [embedding, head]}"}
     train = "{steps: 30, checkpoint: {folder: saved, every_steps: 10}}"
     whole, killed = (tiny_run(tmp_path / name, train=train, **lora) for name in ("whole", "killed"))
     whole.train()
@@ -369,14 +380,15 @@ def test_adapters_of_random_weights_are_noted_and_not_merged(tuned, meshwright):
     [
         ("[query, value, output, up, down]", 64 + 48 + 64 + 96 + 96),
         ("[qkv, output, up, down]", 32 + 32 + 16 + 16 + 64 + 96 + 96),
+        ("[query], modules_to_save: [embedding, head]", 64 + 2 * 64 * 32 / 6),
     ],
-    ids=["separate", "qkv"],
+    ids=["separate", "qkv", "saved modules"],
 )
 def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, targets, widths):
     """peft on the base, the merged weights, and our own model give the same logits."""
-    targets = f"lora.targets={targets}"
+    targets = f"lora={{rank: 3, targets: {targets}}}"
     record = tuned("a", "model.family=LlamaForCausalLM", targets)
-    assert record["statistics"]["trained_parameters"] == 2 * 3 * widths
+    assert record["statistics"]["trained_parameters"] == pytest.approx(2 * 3 * widths)
     tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
     run = lora_run(targets)
     parts = assemble(run, coordinates=MeshCoordinates(plan=Plan(), device=CPU), weights=base)
@@ -426,8 +438,10 @@ def test_merging_wants_the_weights_that_were_trained_on(tuned, meshwright, tmp_p
 
 
 def test_training_goes_on_from_an_adapter(tuned, meshwright, tmp_path, base):
-    tuned("a", "train.steps=3")
-    text = TEXT.replace("steps: 6", "steps: 6, checkpoint: {folder: b/saved}") + f"weights: {base}\n"
+    lora = "ranks: {1.up: 5}, modules_to_save: [embedding, head], targets"
+    tuned("a", "train.steps=3", "lora.ranks={1.up: 5}", "lora.modules_to_save=[embedding, head]")
+    text = TEXT.replace("targets", lora)
+    text = text.replace("steps: 6", "steps: 6, checkpoint: {folder: b/saved}") + f"weights: {base}\n"
     (tmp_path / "again.yaml").write_text(text)
     outcome = meshwright("checkpoint", "from-hf", "again.yaml", "a/out/adapter")
     assert outcome.exit_code == 0, outcome.stderr

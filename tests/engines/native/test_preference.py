@@ -87,7 +87,10 @@ def log_p_of(module, numbers: list[int]) -> tuple[Tensor, Tensor]:
     return torch.stack(found).view(-1, 2), torch.tensor(lengths).view(-1, 2)
 
 
-@pytest.mark.parametrize("kind", [(), LORA], ids=["all weights", "adapters"])
+SAVED = (*LORA, "lora.modules_to_save=[embedding, head]")
+
+
+@pytest.mark.parametrize("kind", [(), LORA, SAVED], ids=["all weights", "adapters", "adapters and the head"])
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_loss_gradients_and_rewards_are_those_of_the_paper(data, settings, kind):
     run = run_of(data, SETTINGS[settings], *kind)
@@ -144,7 +147,11 @@ def test_a_plan_of_a_mixture_equals_one_process(equals_one_process):
     equals_one_process([(run, Plan(data_shard=2, expert=2, sharding=Sharding.OPTIMIZER, micro_batch=2))])
 
 
-@pytest.mark.parametrize("kind", [{}, {"task": "lora", "lora": "{rank: 2}"}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"task": "lora", "lora": "{rank: 2}"}, {"task": "lora", "lora": "{rank: 2, modules_to_save: [head]}"}],
+    ids=["all weights", "adapters", "adapters and the head"],
+)
 def test_a_resumed_training_takes_the_same_steps_and_validates_pairs(toy_pairs, tmp_path, kind):
     train = (
         "{{steps: {}, preference: dpo, evaluate: {{every_steps: 2}}, checkpoint: {{folder: saved, every_steps: 3}}}}"

@@ -51,6 +51,9 @@ PATTERNED = [
     (LATENT, Lora(rank=4, targets=ALL[:4], ranks={"query": 3}, layers=(0,))),
     (PHI, Lora(rank=4, targets=ALL, ranks={"gate": 2, "up": 2}, alphas={"0.gate": 6.0, "0.up": 6.0})),
     (PHI, Lora(rank=4, targets=FUSED, ranks={"0.qkv": 6}, alphas={"qkv": 6.0})),
+    (DENSE, Lora(rank=4, modules_to_save=("embedding", "head"))),
+    (PHI, Lora(rank=4, targets=FUSED, modules_to_save=("head",))),
+    (replace(DENSE, tied_embeddings=True), Lora(rank=4, targets=("query",), modules_to_save=("embedding",))),
 ]
 LORAS = [(model, Lora(rank=4, alpha=16.0, targets=targets)) for model, targets in CASES] + PATTERNED
 TERMS = 61
@@ -81,22 +84,22 @@ def test_an_untrained_adapter_changes_nothing():
     assert torch.equal(adapted_model(lora=Lora(), trained=False)(tokens()), plain(tokens()))
 
 
-@pytest.mark.parametrize(("model", "targets"), CASES)
-def test_only_adapters_are_trained(model, targets):
-    built = adapted_model(model, lora=Lora(rank=4, targets=targets))
+@pytest.mark.parametrize(("model", "lora"), LORAS)
+def test_only_adapters_and_saved_modules_are_trained(model, lora):
+    built = adapted_model(model, lora=lora)
     built(tokens(), labels_BT=tokens()).backward()
     with_gradient = {name for name, p in built.named_parameters() if p.grad is not None}
-    assert with_gradient == {name for name, _ in built.named_parameters() if ".lora_" in name}
-    assert with_gradient
+    saved = {f"{name}.weight" for name in lora.modules_to_save}
+    assert with_gradient == {name for name, _ in built.named_parameters() if ".lora_" in name} | saved
 
 
 @pytest.mark.parametrize(("model", "lora"), LORAS)
 def test_the_cost_model_counts_as_many_parameters(model, lora):
     built = build_model(model)
     add_adapters(built, lora)
-    held = sum(p.numel() for name, p in built.named_parameters() if ".lora_" in name)
+    held = sum(p.numel() for p in built.parameters() if p.requires_grad)
     row = model_row(model, lora=lora)
-    assert held == pytest.approx(model.num_layers * count_parameters(row).lora_layer)
+    assert held == pytest.approx(model.num_layers * count_parameters(row).lora_layer + row.saved_parameters)
 
 
 def test_gradients_equal_those_of_the_product_written_out():
@@ -115,14 +118,24 @@ def test_gradients_equal_those_of_the_product_written_out():
     assert_equals(trained, {"a": a.grad, "b": b.grad}, weights=layer.parameters(), terms=x.shape[1])
 
 
-@pytest.mark.parametrize(("model", "targets"), CASES)
-def test_merging_keeps_the_logits_and_leaves_plain_layers(model, targets):
-    built = adapted_model(model, lora=Lora(rank=4, targets=targets))
+@pytest.mark.parametrize(("model", "lora"), LORAS)
+def test_merging_keeps_the_logits_and_leaves_plain_layers(model, lora):
+    built = adapted_model(model, lora=lora)
     before = built(tokens())
     merge_adapters(built)
     assert not list(adapter_matrices(built))
     assert_equals(lambda: {"": built(tokens())}, {"": before}, weights=built.parameters(), terms=TERMS)
     assert [n for n, _ in built.named_parameters()] == [n for n, _ in build_model(model).named_parameters()]
+
+
+def test_a_merged_model_has_one_format():
+    built = build_model(DENSE, dtype=torch.bfloat16)
+    add_adapters(built, Lora(modules_to_save=("embedding", "head")))
+    materialize(built, device="cpu")
+    init_weights(built, seed=0)
+    assert built.get_parameter("head.weight").dtype == torch.float32
+    merge_adapters(built)
+    assert built(tokens()).dtype == torch.bfloat16
 
 
 def test_dropout_is_for_training_only():
@@ -320,10 +333,13 @@ def test_gradients_of_a_fused_matrix_equal_those_of_peft(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_gradients_equal_those_of_peft(tmp_path):
-    lora = Lora(rank=4, alpha=16.0, targets=ALL)
+    lora = Lora(rank=4, alpha=16.0, targets=ALL, modules_to_save=("embedding", "head"))
     trained, theirs = with_gradients_of_peft(DENSE, lora=lora, folder=tmp_path)
+    whole = {"embedding.weight": "model.embed_tokens", "head.weight": "lm_head"}
 
     def named(ours):
+        if ours in whole:
+            return f"base_model.model.{whole[ours]}.modules_to_save.default.weight"
         place, part = ours.removesuffix(".weight").split(".lora_")
         index, where = place.removeprefix("layers.").split(".", 1)
         end = f"{PEFT[where]}.lora_{part.upper()}."

@@ -29,17 +29,18 @@ from meshwright.training.models import add_adapters, build_model, init_weights, 
 from meshwright.training.weights import load_adapters, load_weights, read_lora, save_weights
 from meshwright.training.weights.adapter_config import CONFIG, WITHOUT_EFFECT
 
+TIED = replace(DENSE, tied_embeddings=True)
 PHI = replace(DENSE, family="Phi3ForCausalLM", rope=Rope(theta=100.0, rotated_share=0.5))
 MODULES = {
     DENSE: ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
     PHI: ("qkv_proj", "o_proj", "gate_up_proj", "down_proj"),
 }
+MODULES[TIED] = MODULES[DENSE]
 CHANGING = {
     "task_type": "SEQ_CLS",
     "exclude_modules": ["q_proj"],
     "fan_in_fan_out": True,
     "bias": "all",
-    "modules_to_save": ["lm_head"],
     "init_lora_weights": "pissa",
     "layers_pattern": "h",
     "megatron_config": {"tensor_model_parallel_size": 1},
@@ -125,7 +126,8 @@ ODD = {
     "bias": st.sampled_from(["all", "lora_only"]),
     "rank_pattern": st.dictionaries(NAMES, st.integers(1, 12), min_size=1),
     "alpha_pattern": st.dictionaries(NAMES, st.integers(1, 64), min_size=1),
-    "modules_to_save": st.sampled_from([["lm_head"], ["norm"]]),
+    "modules_to_save": st.sampled_from([["lm_head"], ["embed_tokens", "lm_head"], ["norm"]]),
+    "ensure_weight_tying": st.booleans(),
     "layers_to_transform": st.sampled_from([0, [0], [1], [0, 1]]),
     "layers_pattern": st.sampled_from(["layers", ["layers"], "h"]),
     "exclude_modules": st.sampled_from([["o_proj"], ["model.layers.0.mlp.down_proj"], "nothing"]),
@@ -141,7 +143,7 @@ ODD = {
 
 @st.composite
 def configurations(draw):
-    model = draw(st.sampled_from([DENSE, PHI]))
+    model = draw(st.sampled_from([DENSE, PHI, TIED]))
     modules = draw(st.lists(st.sampled_from(MODULES[model]), min_size=1, unique=True))
     values = {key: draw(drawn) for key, drawn in PLAIN.items()} | {"target_modules": modules}
     odd = draw(st.lists(st.sampled_from(sorted(ODD)), max_size=2, unique=True))
@@ -255,6 +257,23 @@ def test_ranks_and_alphas_of_modules_are_those_of_the_first_pattern_that_matches
 def test_adapters_of_one_layer_are_read(tmp_path):
     assert_read(DENSE, tmp_path, {"r": 4, "target_modules": ["q_proj", "down_proj"], "layers_to_transform": [1]})
     assert read_lora(tmp_path, model=DENSE).layers == (1,)
+
+
+def test_embedding_and_head_that_are_trained_whole_are_read(tmp_path):
+    values = {"r": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}
+    assert_read(DENSE, tmp_path / "both", values)
+    assert read_lora(tmp_path / "both", model=DENSE).modules_to_save == ("embedding", "head")
+    values |= {"modules_to_save": ["embed_tokens"]}
+    assert_read(TIED, tmp_path / "tied", values | {"ensure_weight_tying": True})
+    theirs(TIED, tmp_path / "parted", values)
+    with pytest.raises(InputError, match="another function than the tied embeddings"):
+        ours(TIED, tmp_path / "parted")
+
+
+@pytest.mark.parametrize("name", ["norm", "q_proj", 3])
+def test_other_modules_that_are_trained_whole_are_refused(plain, tmp_path, name):
+    with pytest.raises(InputError, match=f"modules_to_save: makes another function.*{name}"):
+        read_lora(changed(plain, tmp_path, modules_to_save=[name]), model=DENSE)
 
 
 def test_targets_in_different_layers_are_refused(tmp_path):

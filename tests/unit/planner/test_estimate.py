@@ -14,10 +14,11 @@ from meshwright.cost.flops import model_flops_per_token
 from meshwright.planner import PlanRequest
 from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
 from meshwright.planner.finalists import simulated_step_s
+from meshwright.planner.training import state_bytes
 from meshwright.specs.estimate import Tier
 from meshwright.specs.hardware import Stack
 from meshwright.specs.model import Lora
-from meshwright.specs.plan import Plan, Schedule
+from meshwright.specs.plan import Plan, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Preference, PreferenceLoss
 
@@ -51,6 +52,8 @@ def test_components_add_up_to_the_step(estimate):
         # A frozen matrix takes 2 GEMMs, one is the reference's; of the head 2, with the logits of the backward pass.
         (PreferenceLoss.DPO, Lora(), 3 / 2, 4 / 2),
         (PreferenceLoss.SIMPO, Lora(), 1, 3 / 2),
+        # Where the head is trained with the adapters, the reference is computed before the first step.
+        (PreferenceLoss.DPO, Lora(modules_to_save=("embedding", "head")), 1, 4 / 3),
         # A trained one takes 3.
         (PreferenceLoss.DPO, None, 1, 4 / 3),
     ],
@@ -65,6 +68,20 @@ def test_pairs_of_answers_take_the_passes_of_their_loss(loss, lora, ratio_of_lay
     assert head == pytest.approx(ratio_of_head, rel=0.1)  # passes over logits, and their sums, are not GEMMs
     assert sum(after.components_s.values()) == pytest.approx(after.step.value)
     assert after.memory.reserved_bytes == before.memory.reserved_bytes
+
+
+def test_modules_that_are_trained_beside_adapters_have_gradients_and_states():
+    plain, saved = (
+        replace(request(framework="native"), lora=Lora(modules_to_save=names)) for names in ((), ("embedding", "head"))
+    )
+    plan = Plan(data_shard=32, sharding=Sharding.NONE)
+    before, after = (estimate_plan(one, plan) for one in (plain, saved))
+    count = 2 * plain.model.vocab * plain.model.hidden
+    assert after.memory.gradients_bytes - before.memory.gradients_bytes == pytest.approx(4 * count, rel=0.01)
+    assert after.memory.optimizer_bytes - before.memory.optimizer_bytes == pytest.approx(12 * count, rel=0.01)
+    assert state_bytes(saved) - state_bytes(plain) == pytest.approx(14 * count)
+    head = after.step.components_s["head"] / before.step.components_s["head"]
+    assert head == pytest.approx(3 / 2, rel=0.1)
 
 
 def test_rate_step_and_utilization_are_one_statement(estimate):

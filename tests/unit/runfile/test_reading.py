@@ -358,6 +358,7 @@ def test_a_hugging_face_configuration(tmp_path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
+        ("lora.modules_to_save=[norm]", "lora.modules_to_save"),
         ("lora.layers=[3, 32]", "no layer 32: 0 to 31"),
         ("lora.ranks={up: 4}", "lora.ranks.up: has no adapters"),
         ("lora={layers: [1], alphas: {2.query: 4}}", "lora.alphas.2.query: has no adapters"),
@@ -366,6 +367,12 @@ def test_a_hugging_face_configuration(tmp_path) -> None:
 def test_places_without_adapters_are_refused(override: str, message: str) -> None:
     with pytest.raises(RunFileError, match=message):
         runfile.loads(LLAMA, overrides=["task=lora", override])
+
+
+def test_a_tied_head_is_trained_as_the_embedding() -> None:
+    tied = LLAMA.replace("model: llama3.1-8b", "model: llama3.2-1b")
+    with pytest.raises(RunFileError, match="modules_to_save: the head of tied embeddings"):
+        runfile.loads(tied, overrides=["task=lora", "lora.modules_to_save=[embedding, head]"])
 
 
 def test_ranks_and_alphas_of_one_layer_are_in_place_of_those_of_the_target() -> None:

@@ -53,7 +53,7 @@ def loss_bytes(
 ) -> LossBytes:
     """Bytes for `tokens` tokens of a micro-batch. `precision`: as planned, with the chunk that is asked."""
     vocab, logit_bytes = _vocab(model, plan, constants), _logit_bytes(precision, constants)
-    logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.lora_rank == 0
+    logits, chunk, trained = tokens * vocab, constants.chunk_logits, model.trains_head > 0
     said, is_own = np.asarray(precision.loss_chunk), np.asarray(chunk) > 0
     in_chunks = is_own | ((said > 0) & (np.asarray(constants.chunk_hidden_bytes) > 0))
     hidden_bytes = np.where(is_own, precision.activation_bytes, constants.chunk_hidden_bytes)

@@ -58,6 +58,7 @@ class RankParameters:
     expert: Array  # over expert and expert tensor ranks
     unit: Array  # embedding and head, split over tensor ranks
     adapters: Array  # LoRA, split over tensor ranks; 0 when every parameter is trained
+    saved: Array  # of `unit`, what is trained beside adapters
 
     @property
     def dense(self) -> Array:
@@ -112,6 +113,8 @@ def rank_parameters(model: ModelTable, parameters: Parameters, plan: PlanTable, 
         expert=expert / (plan.expert * plan.expert_tensor),
         unit=unit,
         adapters=layers.total * parameters.lora_layer * share,
+        saved=(layers.embedding * parameters.embedding * model.saved_embedding + layers.head * head * model.saved_head)
+        * share,
     )
 
 
@@ -231,7 +234,8 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
     adapters_at_once = adapters * np.where(rates.keeps_gathered, 1.0, 2 / np.maximum(num_layers, 1))
 
     def total(name: str) -> Array:
-        parts = zip((dense, expert, adapters), (rates.dense, rates.expert, rates.adapters), strict=True)
+        trained = adapters + held.saved
+        parts = zip((dense - held.saved, expert, trained), (rates.dense, rates.expert, rates.adapters), strict=True)
         return sum(count * getattr(rate, name) for count, rate in parts)
 
     gradients = total("gradients")

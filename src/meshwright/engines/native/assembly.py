@@ -34,7 +34,7 @@ from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State
 from meshwright.kernels.stored_activations import StoredFormat, store_activations
 from meshwright.specs.plan import Offload, Sharding
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, has_removable_reference
 from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
     Block,
@@ -154,7 +154,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
     # Shards that FSDP gathers from are masters, too: they stay on the device.
     masters = masters_of(modules, compute=compute, on_host=offloads and plan.sharding is not Sharding.PARAMETERS)
     copies = embedding_copies(modules, masters=masters, coordinates=coordinates)
-    if run.lora is not None:
+    if run.lora is not None and not run.lora.modules_to_save:
         _copy_weights(copies)  # once: neither end is trained
         copies = []
     masters = [m for m in masters if all(m.parameter is not one.copy for one in copies)]
@@ -196,8 +196,7 @@ def _stepper(
     """Passes through the stages of a pipeline, or through the one model."""
     plan = coordinates.plan
     if plan.pipeline == 1:
-        preference = run.train.preference
-        is_reference = run.lora is not None and preference is not None and preference.has_reference
+        is_reference = has_removable_reference(run.train.preference, run.lora)
         return Accumulation(modules[0], plan=plan, is_reference=is_reference)
     return Pipeline(
         modules,

@@ -18,7 +18,7 @@ from torch import Tensor
 from meshwright.engines.native.data_position import BatchCounts
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
-from meshwright.specs.run import TRAINING, VALIDATION, Run, with_label_ratio
+from meshwright.specs.run import TRAINING, VALIDATION, Run, has_removable_reference, with_label_ratio
 from meshwright.training import device as devices
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, joined, open_data
 from meshwright.training.data.mixture import SourceProgress
@@ -66,7 +66,8 @@ class BatchLoader:
         if run.label_tokens is not None:  # several are read at once, and then none for as long as a step takes
             self._training.num_steps, self._training.summary = READS_TO_MEASURE, statistics.fmean
         preference = run.train.preference
-        self.needs_reference = preference is not None and preference.has_reference and run.lora is None
+        has_reference = preference is not None and preference.has_reference
+        self.needs_reference = has_reference and not has_removable_reference(preference, run.lora)
         self.reference: dict[str, ReferenceOf] = {}  # by source of batches, where it is needed
         self.num_validation_batches: dict[str, int] = {}
         self._validation: dict[str, ReadAhead[Batch]] = {}

@@ -12,6 +12,7 @@ from meshwright.runfile.synonyms import LORA_TARGETS
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 ALL = (*ATTENTION, *MLP)
+SAVED = {"embed_tokens": "embedding", "lm_head": "head"}
 EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
 """A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
 
@@ -42,6 +43,13 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
         **patterns,
     }
+    if saved := settings.get("modules_to_save"):
+        names = [saved] if isinstance(saved, str) else saved
+        if not (isinstance(names, list) and all(name in SAVED for name in names)):
+            raise settings.error(
+                "modules_to_save", "run files train embedding and head whole", allowed=", ".join(SAVED)
+            )
+        found["modules_to_save"] = [SAVED[name] for name in names]
     if (layers := settings.get("layers")) not in (None, []):
         found["layers"] = layers if isinstance(layers, list) else [layers]
     if settings.truth("adapted_head"):

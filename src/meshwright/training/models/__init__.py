@@ -28,6 +28,7 @@ from meshwright.training.models.lora import (
     adapters_of,
     add_adapters,
     merge_adapters,
+    saved_modules,
 )
 from meshwright.training.models.multi_token import collect_prediction_losses
 from meshwright.training.models.preference import as_reference, collect_reward_sums, rewards_from
@@ -59,5 +60,6 @@ __all__ = [
     "named_seed",
     "reset_buffers",
     "rewards_from",
+    "saved_modules",
     "update_routing_bias",
 ]

@@ -4,6 +4,7 @@
 
 An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. The target `qkv` is one
 adapter of query, key and value as one matrix: one A, one dropout, and a B of all outputs, held in three parts.
+Embedding and head may be trained whole beside the adapters (PEFT's `modules_to_save`).
 
 In a mixture of experts only attention is adapted: PEFT takes the name of any feed-forward matrix there, shared or
 dense, for the routed experts.
@@ -11,14 +12,14 @@ dense, for the routed experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from meshwright.errors import InputError
 from meshwright.kernels.linear import linear
-from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
+from meshwright.specs.model import QKV, SAVED_MODULES, AttentionKind, BaseFormat, Lora, Model
 from meshwright.training.models.attention import GroupedAttention
 from meshwright.training.models.quantized import QuantizedWeight
 from meshwright.training.models.transformer import Transformer
@@ -156,6 +157,22 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
                     layer.set_submodule(place, LoraLinear(base, own, dtype=dtype))
         if lora.base_format is not BaseFormat.FULL:
             _freeze_others(layer, lora.base_format)
+    for _, module in _saved_modules(built, lora.modules_to_save):
+        module.to(dtype).requires_grad_(True)
+    built.tie()
+
+
+def _saved_modules(built: Transformer, names: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Embedding and head of `built` as far as `names` has them; tied ones go together."""
+    both = ("embedding", "head") if built.model.tied_embeddings and "embedding" in names else names
+    yield from ((name, module) for name in both if (module := getattr(built, name)) is not None)
+
+
+def saved_modules(built: Transformer) -> dict[str, nn.Module]:
+    """Embedding and head where they are trained beside adapters, by name."""
+    is_frozen = not all(p.requires_grad for p in built.parameters())
+    found = _saved_modules(built, SAVED_MODULES) if is_frozen else ()
+    return {name: module for name, module in found if next(module.parameters()).requires_grad}
 
 
 def _freeze_others(layer: nn.Module, base_format: BaseFormat) -> None:
@@ -215,3 +232,6 @@ def merge_adapters(built: Transformer) -> None:
                 base = attention.get_parameter(f"{name}.weight")
                 base.copy_(base.float() + update)
             attention.qkv = None
+    for module in saved_modules(built).values():
+        module.to(built.get_parameter("norm.weight").dtype)
+    built.tie()

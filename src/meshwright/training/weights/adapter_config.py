@@ -22,11 +22,11 @@ PREFIX = "base_model.model."
 
 _READ = (
     "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "rank_pattern", "alpha_pattern",
-    "layers_to_transform",
+    "layers_to_transform", "modules_to_save", "ensure_weight_tying",
 )  # fmt: skip
 _OF_THE_BASE = ("base_model_name_or_path", "revision")  # the caller finds it
 _OTHER = (  # records, and settings of training and of methods that other keys choose
-    "auto_mapping", "peft_version", "inference_mode", "runtime_config", "ensure_weight_tying", "eva_config",
+    "auto_mapping", "peft_version", "inference_mode", "runtime_config", "eva_config",
     "megatron_core", "qalora_group_size",
 )  # fmt: skip
 WITHOUT_EFFECT = (*_READ, *_OF_THE_BASE, *_OTHER)
@@ -38,6 +38,7 @@ _PLAIN = {
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base: PiSSA, OLoRA, CorDA, LoftQ
 }
 """Values of other keys that leave a plain LoRA adapter, beside null, false and empty ones."""
+_MERGE = "merge the adapter with PEFT (merge_and_unload), and use the merged weights"
 _PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}
 _NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "r": (lambda v: isinstance(v, int) and v > 0, "a whole number from 1"),
@@ -71,7 +72,7 @@ def read_config(path: Path) -> dict[str, Any]:
             raise InputError(
                 f"{path}: {key} makes another function than plain LoRA, or one that is not known here",
                 got=f"{key}: {value!r}", allowed=" or ".join(map(repr, (None, *_PLAIN.get(key, ())))),
-                hint="merge the adapter with PEFT (merge_and_unload), and use the merged weights",
+                hint=_MERGE,
             )  # fmt: skip
     for key, value in numbers.items():
         _require_number(key, value, where=f"{path}: {key}")
@@ -123,7 +124,31 @@ def _matches(pattern: str, module: str) -> bool:
         raise InputError(f"adapter_config.json: {error}", got=pattern, allowed="a regular expression") from error
 
 
-def write_config(folder: Path, sizes: Mapping[str, AdapterSize], *, lora: Lora, base: str | None) -> None:
+_SAVED = {"embed_tokens": "embedding", "lm_head": "head"}
+
+
+def saved_by(config: Mapping[str, Any], *, is_tied: bool) -> tuple[str, ...]:
+    """The modules that PEFT trains whole, by our names. Raises InputError for others, and where tied ones part."""
+    given = config.get("modules_to_save") or []
+    names = {str(name).removeprefix("model.") for name in (given if isinstance(given, list) else [given])}
+    if others := names - _SAVED.keys():
+        raise InputError(
+            "modules_to_save: makes another function: only embedding and head are trained whole here",
+            got=", ".join(sorted(others)), allowed=", ".join(_SAVED), hint=_MERGE,
+        )  # fmt: skip
+    if names and is_tied and not config.get("ensure_weight_tying"):
+        raise InputError(
+            "modules_to_save: makes another function than the tied embeddings of the model",
+            got=", ".join(sorted(names)), allowed="ensure_weight_tying: true beside them", hint=_MERGE,
+        )  # fmt: skip
+    if names and is_tied:
+        return ("embedding",)
+    return tuple(ours for theirs, ours in _SAVED.items() if theirs in names)
+
+
+def write_config(
+    folder: Path, sizes: Mapping[str, AdapterSize], *, lora: Lora, base: str | None, is_tied: bool = False
+) -> None:
     """Write PEFT's config of the adapters `sizes`, by the names of the files' modules."""
     ends: dict[str, dict[str, AdapterSize]] = {}
     for module, size in sizes.items():
@@ -139,6 +164,8 @@ def write_config(folder: Path, sizes: Mapping[str, AdapterSize], *, lora: Lora, 
         "rank_pattern": patterns_of(ends, "rank", usual=lora.rank),
         "alpha_pattern": patterns_of(ends, "alpha", usual=lora.alpha),
         "layers_to_transform": lora.layers,
+        "modules_to_save": [theirs for theirs, ours in _SAVED.items() if ours in lora.modules_to_save] or None,
+        "ensure_weight_tying": is_tied and bool(lora.modules_to_save),
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -16,16 +16,18 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 from meshwright.specs.model import QKV, Lora, Model
 from meshwright.training.models import Transformer
-from meshwright.training.models.lora import places_of
+from meshwright.training.models.lora import places_of, saved_modules
 from meshwright.training.weights.adapter_config import (
     CONFIG,
     PREFIX,
     AdapterSize,
     patterns_of,
     read_config,
+    saved_by,
     size_of,
     write_config,
 )
@@ -40,8 +42,9 @@ WEIGHTS = "adapter_model.safetensors"
 
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
-    """The adapters of `built` by their names in it."""
-    return {name: p for name, p in built.named_parameters() if ".lora_" in name}
+    """The adapters of `built`, and what is trained beside them, by their names in it."""
+    saved = {f"{name}.weight" for name in saved_modules(built)}
+    return {name: p for name, p in built.named_parameters() if ".lora_" in name or name in saved}
 
 
 @torch.no_grad()
@@ -62,7 +65,8 @@ def save_adapters(
     ]
     with new_folder(Path(folder)) as partial_folder:
         write_file(partial_folder / WEIGHTS, entries)
-        write_config(partial_folder, _written_sizes(whole, entries, model=model, lora=lora), lora=lora, base=base)
+        sizes = _written_sizes(whole, entries, model=model, lora=lora)
+        write_config(partial_folder, sizes, lora=lora, base=base, is_tied=model.tied_embeddings)
 
 
 def _written_sizes(
@@ -88,7 +92,14 @@ def _joined(whole: Mapping[str, Tensor], *, model: Model, lora: Lora) -> dict[st
             others = [whole[other] for other in part.others]
             tensor = part.join(others, is_shared=part.is_of_qkv(lora))
         found[_peft_name(model, name)] = tensor
+        found |= dict.fromkeys(_head_copy(model, [name]), tensor)
     return found
+
+
+def _head_copy(model: Model, trained: Iterable[str]) -> list[str]:
+    """The name of the copy of a trained embedding that PEFT writes for a tied head."""
+    is_copied = model.tied_embeddings and "embedding.weight" in trained
+    return [f"{PREFIX}{OUTSIDE_LAYERS['head.weight']}"] if is_copied else []
 
 
 @torch.no_grad()
@@ -105,7 +116,8 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
         else:
             require_all_parts(adapters, part)
             parts[name] = (_peft_name(built.model, name), part, tensor)
-    wanted = tensors.keys() | {in_file for in_file, _, _ in parts.values()}
+    copies = _head_copy(built.model, adapters)
+    wanted = tensors.keys() | {in_file for in_file, _, _ in parts.values()} | {*copies}
     missing, unexpected = wanted - files.files.keys(), files.files.keys() - wanted
     if missing or unexpected:
         raise InputError(
@@ -118,6 +130,9 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
             raise InputError(f"{name} has another shape", got=files.shape(name), allowed=tuple(tensor.shape))
     shared = {name: _is_shared(files, in_file, part) for name, (in_file, part, _) in parts.items()}
     _require_one_a(built, files)
+    for name in copies:
+        if not torch.equal(files.read(name), files.read(_peft_name(built.model, "embedding.weight"))):
+            raise InputError(f"{name} differs from the embedding, with which the model ties its head")
     for name, tensor in tensors.items():
         fill(tensor, files, name)
     for name, (in_file, part, tensor) in parts.items():
@@ -198,6 +213,7 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
         ranks=patterns_of(keyed, "rank", usual=usual.rank),
         alphas=patterns_of(keyed, "alpha", usual=usual.alpha),
         layers=None if len(layers) == model.num_layers else tuple(sorted(layers)),
+        modules_to_save=saved_by(config, is_tied=model.tied_embeddings),
     )
 
 
@@ -285,8 +301,10 @@ def _module(model: Model, matrix: str) -> str:
 
 
 def _peft_name(model: Model, name: str) -> str:
-    """`layers.0.attention.query.lora_a.weight` in PEFT's file."""
-    matrix, part = name.split(".lora_")
+    """`layers.0.attention.query.lora_a.weight`, or `head.weight`, in PEFT's file."""
+    matrix, is_adapter, part = name.partition(".lora_")
+    if not is_adapter:
+        return f"{PREFIX}{file_names(model, name, family=family_of(model))[0]}"
     return f"{PREFIX}{_module(model, matrix)}.lora_{part[0].upper()}.weight"
 
 

@@ -96,7 +96,9 @@ def of_parts(adapters: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def adapter_part(name: str, *, model: Model, family: ModelFamily, rank: int) -> AdapterPart | None:
     """The place of our adapter tensor `name`; None: its matrix is one in the files too."""
-    matrix, kind = name.split(".lora_")
+    matrix, is_adapter, kind = name.partition(".lora_")
+    if not is_adapter:
+        return None
     place = file_part(f"{matrix}.weight", shapes=our_shapes(model), family=family)
     return place and AdapterPart(name=name, is_a=kind.startswith("a"), place=place, rank=rank)
 

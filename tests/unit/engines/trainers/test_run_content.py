@@ -34,6 +34,7 @@ AXOLOTL = {
 PATTERNED = AXOLOTL | {
     "adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj", "up_proj"],
     "lora_rank_pattern": {"up_proj": 4}, "lora_alpha_pattern": {"q_proj": 8}, "peft_layers_to_transform": [0, 2],
+    "lora_modules_to_save": ["lm_head", "embed_tokens"],
 }  # fmt: skip
 LLAMA_FACTORY = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B-Instruct", "stage": "sft", "do_train": True, "template": "llama3",
@@ -276,7 +277,8 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
         (LLAMA_FACTORY | {"stage": "dpo", "pref_ftx": 1.0}, "pref_ftx: 1.0"),
         (LLAMA_FACTORY | {"finetuning_type": "oft"}, "finetuning_type: run files do not have it"),
         (TRL | {"num_generations": 8}, "num_generations: 8"),
-        (TRL | {"lora_modules_to_save": ["lm_head"], "use_dora": True}, "lora_modules_to_save.*use_dora"),
+        (TRL | {"lora_modules_to_save": ["norm"]}, "lora_modules_to_save: run files train embedding and head"),
+        (TRL | {"loss_type": "dft", "use_dora": True}, "use_dora"),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_target_linear": True}, "adapters need lora_r and lora_alpha"),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "Wqkv"}, "got .Wqkv"),
         (PATTERNED | {"lora_rank_pattern": {"0.mlp.up_proj": 4}}, "ranks and alphas of modules.*up_proj"),
@@ -379,6 +381,7 @@ def test_targets_of_adapters(read, given, targets):
 def test_ranks_by_module_and_chosen_layers(read):
     lora = read(PATTERNED).lora
     assert (lora.ranks, lora.alphas, lora.layers) == ({"up": 4}, {"query": 8.0}, (0, 2))
+    assert lora.modules_to_save == ("embedding", "head")
 
 
 def test_rank_stabilised_adapters_have_the_same_scale(read):
