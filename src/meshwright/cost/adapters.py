@@ -11,6 +11,9 @@ bits that move per token, without the r of the narrow side:
     weights   n + k   both read the inputs of the GEMMs above
     dropout   2 k     forward, and again backward
 
+DoRA reads a weight in 16 bits, and in fp32 writes it, reads it, writes its sum with the update and reads that for its
+norm: 18 bytes. Six passes over the outputs resize them, and as many backward.
+
 Tensor ranks split n of query, key, value, gate and up, and k of output and down; the other side is whole, or under
 sequence parallelism split for the outputs. Hu et al. 2021, arXiv 2106.09685, section 4.1.
 """
@@ -24,6 +27,9 @@ from meshwright.cost.passes import NO_PASSES, PassTimes
 from meshwright.cost.tables import ModelTable, PlanTable
 
 ELEMENT_BYTES = 2.0
+
+RESIZING, NORM_BYTES = 6, 18
+"""Of DoRA: passes over outputs, and bytes that move for the norm of a weight."""
 
 NUM_GEMMS = 2
 """GEMMs of an adapter in each of its three passes."""
@@ -41,8 +47,15 @@ def adapter_passes(
     element_s = tokens * ELEMENT_BYTES / bytes_per_s
     dropout = 2 * model.lora_dropout
     launches = model.num_adapters * kernel_s
+    resizing_s = element_s * RESIZING * model.dora_outputs / plan.tensor
+    norms_s = NORM_BYTES * model.dora_weights / plan.tensor / bytes_per_s
     return PassTimes(
-        forward_s=element_s * ((1 + dropout) * inputs + 2 * outputs) + (NUM_GEMMS + model.lora_dropout) * launches,
-        input_s=element_s * ((2 + dropout) * inputs + outputs) + (NUM_GEMMS + model.lora_dropout) * launches,
+        forward_s=element_s * ((1 + dropout) * inputs + 2 * outputs)
+        + (NUM_GEMMS + model.lora_dropout) * launches
+        + resizing_s
+        + norms_s,
+        input_s=element_s * ((2 + dropout) * inputs + outputs)
+        + (NUM_GEMMS + model.lora_dropout) * launches
+        + resizing_s,
         weight_s=element_s * (inputs + outputs) + NUM_GEMMS * launches,
     )

@@ -181,7 +181,7 @@ def count_parameters(model: ModelTable) -> Parameters:
         embedding=embedding,
         head=head,
         mtp_projection=projection,
-        lora_layer=model.lora_rank * model.lora_width,
+        lora_layer=model.lora_rank * model.lora_width + model.dora_outputs,
         total=body + embedding + head + model.num_mtp_modules * (module.total(is_moe) + projection),
         active=model.num_layers * layer.attention
         + active

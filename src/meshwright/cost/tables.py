@@ -156,6 +156,9 @@ class ModelTable(Table):
     lora_dropout: Array  # 0 or 1
     adapts_attention: Array  # 0 or 1: query, key or value
     adapts_ffn: Array  # 0 or 1
+    dora_outputs: Array  # of a layer's adapted matrices with a magnitude for each row
+    dora_weights: Array  # of these matrices
+    dora_matrix: Array  # of the largest of them
     saved_embedding: Array  # 0 or 1: it is trained whole beside adapters
     saved_head: Array  # likewise
     quantised_bytes: Array  # of a weight of the layers' frozen matrices in 8 or 4 bits, with scales; 0: they are not
@@ -379,6 +382,7 @@ def _predictions(model: Model) -> dict[str, int]:
 def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     """Columns of a layer's adapters and of their base, of the mean of all layers where some have none."""
     adapted, rank = sizes_of_adapters(model, lora) if lora else ((), 0.0)
+    resized = adapted if lora and lora.use_dora else ()
     saved = lora.modules_to_save if lora else ()
     columns, rows = ([m for m in adapted if m.by_inputs is by_inputs] for by_inputs in (False, True))
     targets = {m.target for m in adapted}
@@ -393,6 +397,9 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
         "lora_dropout": int(lora is not None and lora.dropout > 0),
         "adapts_attention": int(bool({"query", "key", "value", QKV} & targets)),
         "adapts_ffn": int(bool({"gate", "up", "down"} & targets)),
+        "dora_outputs": sum(m.share * m.outputs for m in resized),
+        "dora_weights": sum(m.share * m.inputs * m.outputs for m in resized),
+        "dora_matrix": max((m.inputs * m.outputs for m in resized), default=0),
         "saved_embedding": int("embedding" in saved),
         "saved_head": int("head" in saved or (model.tied_embeddings and "embedding" in saved)),
         "quantised_bytes": base.bytes_per_weight,

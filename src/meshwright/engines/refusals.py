@@ -91,7 +91,7 @@ def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
         )
     if lora.dropout:
         yield Unsupported(key="lora.dropout", reason=f"{title}'s adapters have no dropout: must be 0")
-    for key in ("ranks", "alphas", "layers", "modules_to_save"):
+    for key in ("ranks", "alphas", "layers", "use_dora", "modules_to_save"):
         if getattr(lora, key):
             yield Unsupported(
                 key=f"lora.{key}", reason=f"{title} has adapters of one size, and nothing else: leave it out"

@@ -318,6 +318,7 @@ class Lora:
     ranks: Mapping[_LoraPlace, Size] = field(default_factory=dict, hash=False)
     alphas: Mapping[_LoraPlace, Positive] = field(default_factory=dict, hash=False)
     layers: Annotated[tuple[SizeOrZero, ...], Limits(min_length=1), _ascending] | None = None  # None: all
+    use_dora: bool = False  # a trained length of each row of the matrices (DoRA, Liu et al. 2024)
     modules_to_save: Annotated[tuple[_SavedModule, ...], _each_once] = ()  # trained whole, beside the adapters
 
     def at(self, matrix: str, *, layer: int) -> Lora | None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat, Lora, Model
@@ -21,13 +21,11 @@ from meshwright.training.fingerprints import fingerprints
 from meshwright.training.masters import masters_of
 from meshwright.training.models import (
     Transformer,
-    adapter_matrices,
     add_adapters,
     build_model,
     init_adapters,
     materialize,
     merge_adapters,
-    saved_modules,
 )
 from meshwright.training.optimizer import MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
@@ -175,7 +173,9 @@ def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
     found = read_lora(folder, model=run.model)
     sizes = (adapter_sizes(run.model, one) for one in (found, lora))
-    if next(sizes) != next(sizes) or found.modules_to_save != lora.modules_to_save:
+    if next(sizes) != next(sizes) or any(
+        getattr(found, key) != getattr(lora, key) for key in ("modules_to_save", "use_dora")
+    ):
         raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
     module = _with_empty_adapters(run, lora)
     load_adapters(module, folder)
@@ -194,8 +194,9 @@ def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, with adapters on the host."""
     module = build_model(run.model)
     add_adapters(module, lora)
-    for part in (*(matrix for _, matrix in adapter_matrices(module)), *saved_modules(module).values()):
-        part.to_empty(device="cpu")
+    for name, tensor in adapters_of(module).items():
+        owner, _, last = name.rpartition(".")
+        module.get_submodule(owner).register_parameter(last, nn.Parameter(torch.empty(tensor.shape)))
     module.tie()
     return module
 

@@ -80,6 +80,12 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
         Plan(pipeline=2, micro_batch=2),
         ("model.tied_embeddings=true", "lora.modules_to_save=[embedding]"),
     ),
+    "fsdp, dora": (
+        Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2),
+        (*EVERYTHING, "lora.use_dora=true"),
+    ),
+    "tensor, dora, dropout": (Plan(tensor=2, micro_batch=4), (*EVERYTHING, *DROPOUT, "lora.use_dora=true")),
+    "tensor, latent, dora": (Plan(tensor=2, micro_batch=4), (*LATENT, "lora.use_dora=true")),
     "zero bubble, a stage without adapters": (
         Plan(pipeline=2, schedule=Schedule.ZERO_BUBBLE, micro_batch=2),
         ("lora.layers=[1]",),
@@ -275,6 +281,8 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
     [
         (("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",), "lora.targets"),
         (("lora.base_format=int8",), "weights"),
+        (("lora.use_dora=true", *QKV), "lora.targets"),
+        (("lora.use_dora=true", "lora.base_format=int8", "weights=w"), "lora.base_format"),
         (("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "lora.base_format=int8"), "lora.base_format"),
         ((*LATENT, "lora.targets=[qkv]"), "lora.targets"),
         ((*LATENT, "lora.targets=[key, value]", "lora.ranks={1.value: 2}"), "lora.ranks"),
@@ -338,7 +346,10 @@ def test_a_quantised_base_trains_with_a_prediction(tuned, base_format, parallel)
 
 @pytest.mark.when_touched  # test_kills_leave_no_trace kills a run of all weights
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
-    lora = {"task": "lora", "lora": "{rank: 4, dropout: 0.2, ranks: {query: 2}, modules_to_save: [embedding, head]}"}
+    lora = {
+        "task": "lora",
+        "lora": "{rank: 4, dropout: 0.2, use_dora: true, ranks: {query: 2}, modules_to_save: [head]}",
+    }
     train = "{steps: 30, checkpoint: {folder: saved, every_steps: 10}}"
     whole, killed = (tiny_run(tmp_path / name, train=train, **lora) for name in ("whole", "killed"))
     whole.train()
@@ -380,9 +391,10 @@ def test_adapters_of_random_weights_are_noted_and_not_merged(tuned, meshwright):
     [
         ("[query, value, output, up, down]", 64 + 48 + 64 + 96 + 96),
         ("[qkv, output, up, down]", 32 + 32 + 16 + 16 + 64 + 96 + 96),
+        ("[query, down], use_dora: true", 64 + 96 + 2 * 32 / 3),
         ("[query], modules_to_save: [embedding, head]", 64 + 2 * 64 * 32 / 6),
     ],
-    ids=["separate", "qkv", "saved modules"],
+    ids=["separate", "qkv", "dora", "saved modules"],
 )
 def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, targets, widths):
     """peft on the base, the merged weights, and our own model give the same logits."""
@@ -438,8 +450,8 @@ def test_merging_wants_the_weights_that_were_trained_on(tuned, meshwright, tmp_p
 
 
 def test_training_goes_on_from_an_adapter(tuned, meshwright, tmp_path, base):
-    lora = "ranks: {1.up: 5}, modules_to_save: [embedding, head], targets"
-    tuned("a", "train.steps=3", "lora.ranks={1.up: 5}", "lora.modules_to_save=[embedding, head]")
+    lora = "use_dora: true, ranks: {1.up: 5}, modules_to_save: [embedding, head], targets"
+    tuned("a", "train.steps=3", "lora.ranks={1.up: 5}", "lora.use_dora=true", "lora.modules_to_save=[embedding, head]")
     text = TEXT.replace("targets", lora)
     text = text.replace("steps: 6", "steps: 6, checkpoint: {folder: b/saved}") + f"weights: {base}\n"
     (tmp_path / "again.yaml").write_text(text)

@@ -52,6 +52,10 @@ PATTERNED = [
     (PHI, Lora(rank=4, targets=ALL, ranks={"gate": 2, "up": 2}, alphas={"0.gate": 6.0, "0.up": 6.0})),
     (PHI, Lora(rank=4, targets=FUSED, ranks={"0.qkv": 6}, alphas={"qkv": 6.0})),
     (DENSE, Lora(rank=4, modules_to_save=("embedding", "head"))),
+    (DENSE, Lora(rank=4, alpha=16.0, targets=ALL, use_dora=True)),
+    (replace(DENSE, attention=replace(DENSE.attention, bias=True)), Lora(targets=ALL[:4], use_dora=True)),
+    (LATENT, Lora(rank=4, targets=ALL[:4], use_dora=True)),
+    (PHI, Lora(rank=4, targets=ALL, ranks={"down": 2}, use_dora=True)),
     (PHI, Lora(rank=4, targets=FUSED, modules_to_save=("head",))),
     (replace(DENSE, tied_embeddings=True), Lora(rank=4, targets=("query",), modules_to_save=("embedding",))),
 ]
@@ -71,6 +75,10 @@ def adapted_model(model=DENSE, *, lora, seed=0, trained=True):
             if not name.endswith(".lora_a"):
                 with torch.no_grad():
                     matrix.weight.normal_(0, 0.2, generator=generator)
+        for _, layer in adapted(built):
+            if layer.lora_magnitude is not None:
+                with torch.no_grad():
+                    layer.lora_magnitude.mul_(1 + torch.rand(layer.lora_magnitude.shape, generator=generator))
     return built
 
 
@@ -136,6 +144,35 @@ def test_a_merged_model_has_one_format():
     assert built.get_parameter("head.weight").dtype == torch.float32
     merge_adapters(built)
     assert built(tokens()).dtype == torch.bfloat16
+
+
+def test_an_untrained_magnitude_changes_nothing_but_roundings():
+    plain = build_model(DENSE, device="cpu")
+    init_weights(plain, seed=0, std=0.2)
+    expected = {"": plain(tokens())}
+    built = adapted_model(lora=Lora(use_dora=True), trained=False)
+    assert_equals(lambda: {"": built(tokens())}, expected, weights=plain.parameters(), terms=TERMS)
+
+
+def test_dropout_of_dora_is_that_of_peft(tmp_path):
+    """PEFT's layer drops the input of the change, and not of the frozen matrix."""
+    peft = pytest.importorskip("peft")
+    ours = next(m for _, m in adapted(adapted_model(lora=Lora(rank=4, alpha=8.0, dropout=0.3, use_dora=True)).train()))
+    base = torch.nn.Linear(32, 32, bias=False)
+    config = peft.LoraConfig(r=4, lora_alpha=8, lora_dropout=0.3, use_dora=True, target_modules=["0"])
+    theirs = peft.get_peft_model(torch.nn.Sequential(base), config).train()
+    layer = theirs.base_model.model[0]
+    with torch.no_grad():
+        base.weight.copy_(ours.weight)
+        layer.lora_A.default.weight.copy_(ours.lora_a.weight)
+        layer.lora_B.default.weight.copy_(ours.lora_b.weight)
+        layer.lora_magnitude_vector.default.weight.copy_(ours.lora_magnitude)
+    x = torch.randn(3, 32, generator=torch.Generator().manual_seed(1))
+    found = []
+    for module in (ours, theirs):
+        torch.manual_seed(0)
+        found.append(module(x))
+    torch.testing.assert_close(*found, rtol=1e-5, atol=1e-5)
 
 
 def test_dropout_is_for_training_only():
@@ -332,8 +369,9 @@ def test_gradients_of_a_fused_matrix_equal_those_of_peft(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
-def test_gradients_equal_those_of_peft(tmp_path):
-    lora = Lora(rank=4, alpha=16.0, targets=ALL, modules_to_save=("embedding", "head"))
+@pytest.mark.parametrize("use_dora", [False, True])
+def test_gradients_equal_those_of_peft(tmp_path, use_dora):
+    lora = Lora(rank=4, alpha=16.0, targets=ALL, modules_to_save=("embedding", "head"), use_dora=use_dora)
     trained, theirs = with_gradients_of_peft(DENSE, lora=lora, folder=tmp_path)
     whole = {"embedding.weight": "model.embed_tokens", "head.weight": "lm_head"}
 
@@ -341,8 +379,9 @@ def test_gradients_equal_those_of_peft(tmp_path):
         if ours in whole:
             return f"base_model.model.{whole[ours]}.modules_to_save.default.weight"
         place, part = ours.removesuffix(".weight").split(".lora_")
+        part = "magnitude_vector" if part == "magnitude" else part.upper()
         index, where = place.removeprefix("layers.").split(".", 1)
-        end = f"{PEFT[where]}.lora_{part.upper()}."
+        end = f"{PEFT[where]}.lora_{part}."
         (name,) = [name for name in theirs if f"layers.{index}." in name and end in name]
         return name
 

@@ -48,7 +48,6 @@ CHANGING = {
     "loftq_config": {"loftq_bits": 4},
     "corda_config": {"corda_method": "ipm"},
     "lora_ga_config": {"direction": "ArB2r"},
-    "use_dora": True,
     "velora_config": {"num_groups": 2},
     "alora_invocation_tokens": [3, 4],
     "use_qalora": True,
@@ -117,6 +116,7 @@ PLAIN = {
     "lora_alpha": st.integers(1, 32) | st.floats(0.25, 8),
     "lora_dropout": st.sampled_from([0.0, 0.1]),
     "use_rslora": st.booleans(),
+    "use_dora": st.sampled_from([False, False, True]),
     "init_lora_weights": st.sampled_from([True, False, "gaussian"]),
     "task_type": st.sampled_from([None, "CAUSAL_LM"]),
 }
@@ -136,7 +136,6 @@ ODD = {
     "alora_invocation_tokens": st.just([1, 2]),
     "target_parameters": st.just(["mlp.down_proj.weight"]),
     "fan_in_fan_out": st.just(True),
-    "use_dora": st.just(True),
     "lora_bias": st.just(True),
 }  # fmt: skip
 

@@ -10,7 +10,7 @@ import pytest
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import fitted, prior
 from meshwright.catalog import lookup as catalog
-from meshwright.cost.flops import model_flops_per_token
+from meshwright.cost.flops import count_parameters, model_flops_per_token
 from meshwright.planner import PlanRequest
 from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
 from meshwright.planner.finalists import simulated_step_s
@@ -82,6 +82,20 @@ def test_modules_that_are_trained_beside_adapters_have_gradients_and_states():
     assert state_bytes(saved) - state_bytes(plain) == pytest.approx(14 * count)
     head = after.step.components_s["head"] / before.step.components_s["head"]
     assert head == pytest.approx(3 / 2, rel=0.1)
+
+
+def test_dora_takes_a_sum_of_each_weight_and_keeps_its_outputs_twice():
+    plain, dora = (replace(request(framework="native"), lora=Lora(use_dora=one)) for one in (False, True))
+    before, after = (estimate_plan(one, FLAT) for one in (plain, dora))
+    hidden, kv = 4096, 1024
+    assert after.memory.activations_bytes - before.memory.activations_bytes == pytest.approx(
+        32 * 8192 * 4 * (2 * hidden + 2 * kv), rel=0.01
+    )
+    assert after.memory.workspace_bytes - before.memory.workspace_bytes == pytest.approx(8 * hidden**2, rel=0.05)
+    assert dora.model_table.num_layers * count_parameters(dora.model_table).lora_layer == pytest.approx(
+        plain.model_table.num_layers * (count_parameters(plain.model_table).lora_layer + 2 * hidden + 2 * kv)
+    )
+    assert after.step.components_s["adapters"] > 2 * before.step.components_s["adapters"]
 
 
 def test_rate_step_and_utilization_are_one_statement(estimate):

@@ -22,6 +22,7 @@ linear layer's saved input (2, less under fp8 recipes):
 e is 2, in an fp32 run 4. Modules whose activations are stored in 8 bits (`kernels.stored_activations`) keep 1 + 1/32
 bytes of each value instead of e or b: the feed-forward its input and all of its own, the norms their inputs.
 Adapters of LoRA with dropout keep 3 bytes of each of their inputs, which they drop themselves: the copy and its mask.
+DoRA keeps the outputs of the frozen matrix and of the adapter, 4 bytes for both.
 
 Dropout, unfused attention, m = 2 and f = 4 h give 34 h + 5 n_q s bytes: Korthikanti et al. 2022,
 arXiv 2205.05198, section 4.1. DeepSeek-V2 (arXiv 2405.04434, section 2.1) for MLA's tensors.
@@ -221,6 +222,11 @@ def _attention(plan: PlanTable, modules: _Modules) -> tuple[Array, Array]:
     return modules.rest + modules.attention_output + modules.residual + sum(parts.values()), dropped
 
 
+def _kept_by_adapters(model: ModelTable, gathered: Array, share: Array) -> Array:
+    dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)
+    return dropped + 4 * model.dora_outputs * share
+
+
 def _modules(
     model: ModelTable,
     batch: BatchTable,
@@ -259,7 +265,7 @@ def _modules(
     expert_share, routed = share * plan.expert_tensor, routed_copies(model, plan, constants)
     gathered = np.where(constants.keeps_gathered_inputs > 0, 1.0, stream)
     output_norms = np.maximum(model.num_norms - 2, 0) * (norm_input + norm_copy)  # their inputs
-    dropped = 3 * model.lora_dropout * (model.lora_column_inputs * gathered + model.lora_row_inputs * share)
+    kept = _kept_by_adapters(model, gathered, share)
     by_name, sums, inputs = constants.keeps_named_only > 0, model.residual_sums, model.block_inputs
     return _Modules(
         rest=((sums - by_name * (sums - 1)) * norm_input * blocks + 2 * masks + output_norms) * h * stream
@@ -268,7 +274,7 @@ def _modules(
         + stream_bytes_per_token(model, e) * stream
         + state_space
         + linear
-        + dropped,
+        + kept,
         attention_output=by_name * attention * output,
         residual=by_name * (sums - 1) * norm_input * blocks * h * stream,
         norm=(_normed(model, attention_input, ffn_input) * gathered + inputs * norm_copy * stream) * h * blocks,

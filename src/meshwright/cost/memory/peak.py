@@ -418,7 +418,8 @@ def _dequantised_bytes(model: ModelTable, plan: PlanTable, precision: PrecisionT
     """A rank's part of the largest frozen matrix, whole for one GEMM; and, where PyTorch makes it so, parts of it."""
     weights = model.quantised_matrix / plan.tensor
     looked_up = (model.quantised_bytes < 1) * precision.dequantises_in_parts * LOOKED_UP_BYTES
-    return weights * precision.activation_bytes + np.minimum(weights, LOOKED_UP_AT_ONCE) * looked_up
+    summed = 8.0 * model.dora_matrix / plan.tensor  # DoRA: the weight in fp32, and its sum with the update
+    return weights * precision.activation_bytes + np.minimum(weights, LOOKED_UP_AT_ONCE) * looked_up + summed
 
 
 def _waiting_bytes(model: ModelTable, plan: PlanTable, constants: MemoryConstants, tokens: Array) -> Array:

@@ -47,6 +47,7 @@ from meshwright.training.models import (
     collect_reward_sums,
     configure_router_losses,
     init_adapters,
+    init_magnitudes,
     init_weights,
     materialize,
     named_seed,
@@ -244,7 +245,6 @@ def _stage(
     weights: Path | None,
     experts: ExpertMesh | None,
 ) -> Transformer:
-
     options = TransformerOptions(
         balance_loss=run.train.balance_loss,
         router_z_loss=run.train.router_z_loss,
@@ -293,6 +293,7 @@ def _stage(
     else:
         init_adapters(module, seed=run.train.seed)
         load_weights(module, weights)
+        init_magnitudes(module)
     return module
 
 

@@ -80,6 +80,10 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         )
     if run.model.attention.kind is AttentionKind.MLA and {"key", "value"} <= set(lora.targets):
         yield from _equal_sizes(lora, ("key", "value"), run.model, "latent attention has one matrix for both")
+    if lora.use_dora and (QKV in lora.targets or lora.base_format is not BaseFormat.FULL):
+        key = "targets" if QKV in lora.targets else "base_format"
+        reason = "DoRA is not implemented for qkv as one matrix, nor on a quantised base"
+        yield Unsupported(key=f"lora.{key}", reason=reason, hint="lora.use_dora: false")
     yield from _fused_adapters(lora, run.model)
     if run.model.num_mtp_layers:
         yield Unsupported(

@@ -43,6 +43,8 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
         **patterns,
     }
+    if settings.truth("dora"):
+        found["use_dora"] = True
     if saved := settings.get("modules_to_save"):
         names = [saved] if isinstance(saved, str) else saved
         if not (isinstance(names, list) and all(name in SAVED for name in names)):

@@ -27,6 +27,7 @@ from meshwright.training.models.lora import (
     adapter_matrices,
     adapters_of,
     add_adapters,
+    init_magnitudes,
     merge_adapters,
     saved_modules,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "configure_router_losses",
     "expert_load_ratio",
     "init_adapters",
+    "init_magnitudes",
     "init_weights",
     "materialize",
     "merge_adapters",

@@ -24,7 +24,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 
 from meshwright.specs.model import Model
 from meshwright.training.models.experts import RoutedExperts
-from meshwright.training.models.lora import adapter_matrices
+from meshwright.training.models.lora import adapter_matrices, init_magnitudes
 from meshwright.training.models.transformer import Transformer
 
 STD = 0.02
@@ -47,6 +47,7 @@ def init_weights(model: Transformer, *, seed: int, std: float = STD) -> None:
             is_stack = any(name.startswith(prefix) for prefix in stacked)
             fill = _fill_stack if is_stack else _fill
             fill(parameter, name, partial(Tensor.normal_, std=spread), seed=seed)
+    init_magnitudes(model)
     reset_buffers(model)
 
 

@@ -2,6 +2,11 @@
 
     y = x W^T + (alpha / r) dropout(x) A^T B^T        A [r, in], B [out, r]; B begins at zero
 
+DoRA (Liu et al. 2024, equations 5 and 11) gives each row of the adapted matrix a trained length m, its magnitude. The
+gradient takes the length that the row has without it as a constant:
+
+    y = m / |W + (alpha / r) B A| (W + (alpha / r) B A) x        m begins as the lengths of the rows of W
+
 An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. The target `qkv` is one
 adapter of query, key and value as one matrix: one A, one dropout, and a B of all outputs, held in three parts.
 Embedding and head may be trained whole beside the adapters (PEFT's `modules_to_save`).
@@ -84,14 +89,50 @@ class LoraLinear(FrozenLinear):
         self.dropout = nn.Dropout(lora.dropout)
         self.lora_a = nn.Linear(base.in_features, lora.rank, bias=False, device=device, dtype=dtype)
         self.lora_b = nn.Linear(lora.rank, base.out_features, bias=False, device=device, dtype=dtype)
+        magnitude = torch.empty(base.out_features, device=device, dtype=dtype)
+        self.lora_magnitude = nn.Parameter(magnitude) if lora.use_dora else None
 
     def forward(self, input: Tensor) -> Tensor:
         """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
         base = super().forward(input)
         if self.is_off:
             return base
-        narrow = self.lora_a(self.dropout(input).to(self.lora_a.weight.dtype))
-        return base + (self.lora_b(narrow) * self.scale).to(base.dtype)
+        dropped = self.dropout(input)
+        narrow = self.lora_a(dropped.to(self.lora_a.weight.dtype))
+        update = (self.lora_b(narrow) * self.scale).to(base.dtype)
+        if self.lora_magnitude is None:
+            return base + update
+        norms = row_norms(self.weight, self.lora_a.weight, self.lora_b.weight, scale=self.scale)
+        plain = frozen_part(self, base, dropped, weight=self.weight, bias=self.bias)
+        return base + resized(plain, update, self.lora_magnitude / norms)
+
+
+def frozen_part(layer: LoraLinear, base: Tensor, dropped: Tensor, *, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The frozen matrix times the input of the adapter: `base` without its bias, unless dropout drops anything."""
+    if layer.training and layer.dropout.p:
+        return linear(dropped, weight)
+    return base if bias is None else base - bias
+
+
+@torch.no_grad()
+def row_norms(weight: Tensor, a: Tensor, b: Tensor, *, scale: float) -> Tensor:
+    """Lengths of the rows of an adapted matrix, in fp32."""
+    return torch.linalg.vector_norm(torch.addmm(weight.float(), b.float(), a.float(), alpha=scale), dim=1)
+
+
+def resized(base: Tensor, update: Tensor, ratio: Tensor) -> Tensor:
+    """What DoRA adds to `base`: `update`, and the change of both by the `ratio` of new and old lengths of rows."""
+    ratio = ratio.to(base.dtype)
+    return (ratio - 1) * base + ratio * update
+
+
+@torch.no_grad()
+def init_magnitudes(built: nn.Module) -> None:
+    """Set the magnitudes of DoRA to the lengths of the rows of the weights as they are, whose adapters are zero."""
+    for _, layer in adapted(built):
+        if layer.lora_magnitude is not None:
+            lengths = row_norms(layer.weight, layer.lora_a.weight, layer.lora_b.weight, scale=layer.scale)
+            layer.lora_magnitude.copy_(lengths)
 
 
 class QkvAdapter(nn.Module):
@@ -221,6 +262,10 @@ def merge_adapters(built: Transformer) -> None:
     for name, layer in list(adapted(built)):
         assert layer.quantized is None, "merge into the weights as they were before they were rounded"
         update = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
+        if layer.lora_magnitude is not None:
+            norms = row_norms(layer.weight, layer.lora_a.weight, layer.lora_b.weight, scale=layer.scale)
+            ratio = (layer.lora_magnitude / norms)[:, None]
+            update = ratio * update + (ratio - 1) * layer.weight.float()
         layer.weight.copy_(layer.weight.float() + update)
         plain = nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
         plain.weight, plain.bias = layer.weight, layer.bias

@@ -21,8 +21,8 @@ PREFIX = "base_model.model."
 """Before the names of modules in PEFT's files."""
 
 _READ = (
-    "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "rank_pattern", "alpha_pattern",
-    "layers_to_transform", "modules_to_save", "ensure_weight_tying",
+    "peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "use_rslora", "use_dora",
+    "rank_pattern", "alpha_pattern", "layers_to_transform", "modules_to_save", "ensure_weight_tying",
 )  # fmt: skip
 _OF_THE_BASE = ("base_model_name_or_path", "revision")  # the caller finds it
 _OTHER = (  # records, and settings of training and of methods that other keys choose
@@ -166,6 +166,7 @@ def write_config(
         "layers_to_transform": lora.layers,
         "modules_to_save": [theirs for theirs, ours in _SAVED.items() if ours in lora.modules_to_save] or None,
         "ensure_weight_tying": is_tied and bool(lora.modules_to_save),
+        "use_dora": lora.use_dora,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -85,7 +85,7 @@ def _joined(whole: Mapping[str, Tensor], *, model: Model, lora: Lora) -> dict[st
     """Adapters as PEFT has them, by its names."""
     family, found = family_of(model), {}
     for name, tensor in whole.items():
-        rank = tensor.shape[0 if ".lora_a" in name else 1]
+        rank = tensor.shape[-1 if ".lora_b" in name else 0]
         part = adapter_part(name, model=model, family=family, rank=rank)
         if part is not None:
             require_all_parts(whole, part)
@@ -109,7 +109,7 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
     parts, tensors = {}, {}
     adapters = of_parts(adapters_of(built))
     for name, tensor in adapters.items():
-        rank = tensor.shape[0 if ".lora_a" in name else 1]
+        rank = tensor.shape[-1 if ".lora_b" in name else 0]
         part = adapter_part(name, model=built.model, family=family, rank=rank)
         if part is None:
             tensors[_peft_name(built.model, name)] = tensor
@@ -199,7 +199,8 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
     files = Folder(Path(folder), single=WEIGHTS)
     targets = _by_target(_sizes(config, files, model), model)
     parts = [targets.get(part, {}) for part in QKV_PARTS]
-    is_equal = QKV in places_of(model) and parts[0] and parts[0] == parts[1] == parts[2]
+    # With DoRA the matrix of all three is read as three that begin with one A, the same function.
+    is_equal = QKV in places_of(model) and not config.get("use_dora") and parts[0] and parts[0] == parts[1] == parts[2]
     if is_equal and all(_has_one_a(files, model, i, rank=size.rank) for i, size in parts[0].items()):
         targets = {QKV: parts[0]} | {target: of for target, of in targets.items() if target not in QKV_PARTS}
     usual = size_of(config, "")
@@ -213,6 +214,7 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
         ranks=patterns_of(keyed, "rank", usual=usual.rank),
         alphas=patterns_of(keyed, "alpha", usual=usual.alpha),
         layers=None if len(layers) == model.num_layers else tuple(sorted(layers)),
+        use_dora=bool(config.get("use_dora")),
         modules_to_save=saved_by(config, is_tied=model.tied_embeddings),
     )
 
@@ -305,7 +307,8 @@ def _peft_name(model: Model, name: str) -> str:
     matrix, is_adapter, part = name.partition(".lora_")
     if not is_adapter:
         return f"{PREFIX}{file_names(model, name, family=family_of(model))[0]}"
-    return f"{PREFIX}{_module(model, matrix)}.lora_{part[0].upper()}.weight"
+    end = "magnitude_vector" if part == "magnitude" else f"{part[0].upper()}.weight"
+    return f"{PREFIX}{_module(model, matrix)}.lora_{end}"
 
 
 def _same(tensor: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ class AdapterPart:
 
     name: str  # of our tensor
     is_a: bool
+    is_magnitude: bool  # of DoRA, which has a number for each row
     place: FilePart
     rank: int  # r
 
@@ -42,10 +43,12 @@ class AdapterPart:
         before, end = self.name.split(self.place.fused.parts[self.place.index].removesuffix(".weight"))
         return [f"{before}{part.removesuffix('.weight')}{end}" for part in self.place.fused.parts]
 
-    def file_shape(self, *, is_shared: bool) -> tuple[int, int]:
+    def file_shape(self, *, is_shared: bool) -> tuple[int, ...]:
         """Shape in the file, of n adapters joined; `is_shared`: of one adapter of the whole matrix."""
         rank = self.rank * (1 if is_shared else len(self.place.shapes))
         width = self.place.shapes[0][1] if self.is_a else sum(shape[0] for shape in self.place.shapes)
+        if self.is_magnitude:
+            return (width,)
         return (rank, width) if self.is_a else (width, rank)
 
     def is_of_qkv(self, lora: Lora) -> bool:
@@ -54,7 +57,7 @@ class AdapterPart:
 
     def join(self, tensors: Sequence[Tensor], *, is_shared: bool) -> Tensor:
         """The tensor of the file."""
-        if is_shared:
+        if is_shared or self.is_magnitude:
             return tensors[0] if self.is_a else torch.cat(list(tensors))
         return torch.cat(list(tensors)) if self.is_a else torch.block_diag(*tensors)
 
@@ -67,7 +70,7 @@ class AdapterPart:
     def split(self, whole: Tensor, *, is_shared: bool) -> Tensor:
         """Our tensor from the file's tensor. Raises InputError where that is not made of n adapters."""
         index, sizes = self.place.index, [shape[0] for shape in self.place.shapes]
-        if is_shared:
+        if is_shared or self.is_magnitude:
             return whole if self.is_a else whole.split(sizes)[index]
         if self.is_a:
             return whole.split(self.rank)[index]
@@ -100,7 +103,8 @@ def adapter_part(name: str, *, model: Model, family: ModelFamily, rank: int) -> 
     if not is_adapter:
         return None
     place = file_part(f"{matrix}.weight", shapes=our_shapes(model), family=family)
-    return place and AdapterPart(name=name, is_a=kind.startswith("a"), place=place, rank=rank)
+    is_a, is_magnitude = kind.startswith("a."), kind == "magnitude"
+    return place and AdapterPart(name=name, is_a=is_a, is_magnitude=is_magnitude, place=place, rank=rank)
 
 
 def require_all_parts(tensors: Mapping[str, object], part: AdapterPart) -> None:

@@ -278,7 +278,6 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
         (LLAMA_FACTORY | {"finetuning_type": "oft"}, "finetuning_type: run files do not have it"),
         (TRL | {"num_generations": 8}, "num_generations: 8"),
         (TRL | {"lora_modules_to_save": ["norm"]}, "lora_modules_to_save: run files train embedding and head"),
-        (TRL | {"loss_type": "dft", "use_dora": True}, "use_dora"),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_target_linear": True}, "adapters need lora_r and lora_alpha"),
         (AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "Wqkv"}, "got .Wqkv"),
         (PATTERNED | {"lora_rank_pattern": {"0.mlp.up_proj": 4}}, "ranks and alphas of modules.*up_proj"),
@@ -381,6 +380,7 @@ def test_targets_of_adapters(read, given, targets):
 def test_ranks_by_module_and_chosen_layers(read):
     lora = read(PATTERNED).lora
     assert (lora.ranks, lora.alphas, lora.layers) == ({"up": 4}, {"query": 8.0}, (0, 2))
+    assert [read(one).lora.use_dora for one in (TRL, TRL | {"use_dora": True})] == [False, True]
     assert lora.modules_to_save == ("embedding", "head")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
@@ -21,6 +22,7 @@ from torch.distributed.tensor.parallel import ParallelStyle
 
 from meshwright.kernels.linear import linear
 from meshwright.training.models import LoraLinear, QkvAdapter, adapter_matrices
+from meshwright.training.models.lora import frozen_part, resized, row_norms
 
 OUT, IN = Shard(0), Shard(1)  # sides of a matrix [out, in]
 
@@ -34,13 +36,16 @@ class _Adapted(ParallelStyle):
             whole = part.weight
             sharded = distribute_tensor(whole.detach(), device_mesh, [side], src_data_rank=None)
             part.weight = nn.Parameter(sharded, requires_grad=whole.requires_grad)
+        if module.lora_magnitude is not None:
+            magnitude = distribute_tensor(module.lora_magnitude.detach(), device_mesh, [self.bias], src_data_rank=None)
+            module.lora_magnitude = nn.Parameter(magnitude)
         if module.bias is not None:
             sharded = distribute_tensor(module.bias.detach(), device_mesh, [self.bias], src_data_rank=None)
             module.bias = nn.Parameter(sharded, requires_grad=False)
         module.forward = lambda input: self.forward(module, input, device_mesh)
         return module
 
-    bias: Placement
+    bias: Placement  # of the magnitude of DoRA too
 
     @abstractmethod
     def sides(self, layer: LoraLinear) -> list[tuple[nn.Linear, Placement]]:
@@ -67,7 +72,16 @@ class LoraColwiseParallel(_Adapted):
         a, b = _local(layer.lora_a.weight, gradient=Partial()), _local(layer.lora_b.weight)
         bias = None if layer.bias is None else _local(layer.bias)
         out = linear(x_BTD, _local(layer.weight), bias)
-        return out if layer.is_off else out + _adapted(layer.dropout(x_BTD), a, b, scale=layer.scale)
+        if layer.is_off:
+            return out
+        dropped_BTD = layer.dropout(x_BTD)
+        update = _adapted(dropped_BTD, a, b, scale=layer.scale)
+        if layer.lora_magnitude is None:
+            return out + update
+        weight = _local(layer.weight)
+        plain = frozen_part(layer, out, dropped_BTD, weight=weight, bias=bias)
+        norms = row_norms(weight, a, b, scale=layer.scale)
+        return out + resized(plain, update, _local(layer.lora_magnitude) / norms)
 
 
 class LoraRowwiseParallel(_Adapted):
@@ -87,7 +101,16 @@ class LoraRowwiseParallel(_Adapted):
         a, b = _local(layer.lora_a.weight), _local(layer.lora_b.weight, gradient=Partial())
         partial = linear(x_BTD, _local(layer.weight))
         if not layer.is_off:
-            partial = partial + _adapted(_dropout(layer, x_BTD, mesh), a, b, scale=layer.scale)
+            dropped_BTD = _dropout(layer, x_BTD, mesh)
+            update = _adapted(dropped_BTD, a, b, scale=layer.scale)
+            if layer.lora_magnitude is not None:
+                weight = _local(layer.weight)
+                squares = row_norms(weight, a, b, scale=layer.scale).square()
+                dist.all_reduce(squares, group=mesh.get_group())
+                ratio = _local(layer.lora_magnitude, gradient=Partial()) / squares.sqrt()
+                plain = frozen_part(layer, partial, dropped_BTD, weight=weight, bias=None)
+                update = resized(plain, update, ratio)
+            partial = partial + update
         whole = DTensor.from_local(partial, mesh, [Partial()], run_check=False)
         whole = whole.redistribute(mesh, [self.output]).to_local()
         return whole if layer.bias is None else whole + _local(layer.bias)
