@@ -121,7 +121,7 @@ def row_norms(weight: Tensor, a: Tensor, b: Tensor, *, scale: float) -> Tensor:
 
 
 def resized(base: Tensor, update: Tensor, ratio: Tensor) -> Tensor:
-    """What DoRA adds to `base`: `update`, and the change of both by the `ratio` of new and old lengths of rows."""
+    """Return the change that DoRA makes: `update`, with `base` and it resized by the `ratio` of lengths of rows."""
     ratio = ratio.to(base.dtype)
     return (ratio - 1) * base + ratio * update
 
