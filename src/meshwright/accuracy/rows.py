@@ -269,7 +269,7 @@ def _with_doubted_rate(row: CsvRow, run: PublishedRun) -> PublishedRun:
     share = tflops * 1e12 / rate / least_flops_per_token(c.model, c.plan, seq_len=c.seq_len, lora=c.lora)
     if 1 / FLOPS_DIFFER <= share <= FLOPS_DIFFER:
         return run
-    note = f"{tflops:g} TFLOP/s are {share:.2g} times those of {rate:,.0f} tokens/s: the tokens used"
+    note = f"{tflops:g} TFLOP/s are {share:.2g} times what {rate:,.0f} tokens/s mean: the tokens used"
     return replace(run, assumed=(*run.assumed, note))
 
 
@@ -535,7 +535,7 @@ def _narrow_gemms(row: CsvRow, model: Model, precision: str, notes: list[str]) -
     if model.experts is None:
         notes.extend([f"precision {texts[0]!r} read as {precision}"] if stated == "experts" else [])
         return ""
-    notes.append(f"saved inputs of all GEMMs in {precision}, though those of {stated} alone are")
+    notes.append(f"saved inputs of all GEMMs in {precision}, though only {stated} has them")
     return stated
 
 

@@ -50,7 +50,7 @@ def _sentences(found: ArrivalEstimate) -> Iterator[str]:
         yield f"{len(simulated.e2e_s):,} simulated requests, {simulated.in_flight:,.{digits}f} in flight."
         yield f"In {waits} of the time a request waits for a place or for other prompts."
         if (apart := simulated.half_difference) > SETTLED:
-            yield f"Latencies have not settled: those of the two halves of the requests differ by {percent(apart)}."
+            yield f"Latencies have not settled: the two halves of the requests differ by {percent(apart)}."
     reach = f"up to {found.highest_per_s:.4g} requests/s, {found.highest_per_s / found.rate:.3g} times the rate."
     if bounds.is_empty:
         if simulated is not None:

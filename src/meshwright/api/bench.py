@@ -38,7 +38,7 @@ def bench_device(
     overrides: Annotated[Overrides, runs.OVERRIDES] = (),
     model: Annotated[
         str | None,
-        Unchecked("Measure the shapes of this catalogue model first, instead of those of a run file.", metavar="MODEL"),
+        Unchecked("Measure the shapes of this catalogue model first, in place of a run file.", metavar="MODEL"),
     ] = None,
     sequence_length: Annotated[
         int, Count("Sequence length of --model in tokens.", flag="--seq", metavar="TOKENS")

@@ -105,10 +105,10 @@ def bench_ingest(
     query_batch: Annotated[Sequence[int], Count("Queries of one search.", high=10**6, is_joined=True)] = (1, 32),
     query_threads: Annotated[
         Sequence[int] | None,
-        Count("Threads of one search.", unset="1 and those of the encoder", high=1024, is_joined=True),
+        Count("Threads of one search.", unset="1, and as many as the encoder has", high=1024, is_joined=True),
     ] = None,
     threads: Annotated[
-        int | None, Count("CPU threads of the encoder and of index builds.", unset="those of PyTorch", high=1024)
+        int | None, Count("CPU threads of the encoder and of index builds.", unset="PyTorch's", high=1024)
     ] = None,
     device: Annotated[str, OneOf("Device of the encoder.", values=DEVICES)] = "cpu",
     repeats: Annotated[

@@ -40,7 +40,7 @@ MODEL = AnyName(
     "Run folder, run file, folder of checkpoints or one of them, Hugging Face folder, PEFT adapter, or "
     "OWNER/NAME[@REVISION] on the Hugging Face hub."
 )
-STEP = Step("Step of the checkpoint, or `best`: that of the lowest validation loss.", unset="the newest")
+STEP = Step("Step of the checkpoint, or `best`: the step with the lowest validation loss.", unset="the newest")
 DTYPE = OneOf("Number format.", unset="as trained, or as the files are", values=("fp32", "bf16", "fp16"))
 TOKENIZER = AnyName("Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME.")
 ADAPTER = AnyName("LoRA adapter to add to the weights; or the run that trained it.", metavar="FOLDER")

@@ -53,7 +53,7 @@ DEVICE_MEMORY = PlainText(runs.DEVICE_MEMORY.about, metavar="SIZE")
 HARDWARE = ("accelerator", "network", "device_memory")
 PRECISION = PlainText(
     "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.",
-    unset="that of the model's checkpoint",
+    unset="the checkpoint's own",
     metavar="FORMAT",
 )
 KV_PRECISION = PlainText(
@@ -69,7 +69,7 @@ LAYOUT = NamedCounts(
         "attention_data": "Groups of a replica whose sessions are their own (mixtures of experts).",
         "expert": "Devices over which the experts of a layer are split.",
         "pipeline": "Pipeline stages of a replica.",
-        "replicas": "Copies of the model.  [default: as many as the cluster has room for]",
+        "replicas": "Copies of the model.  [default: all that the cluster has room for]",
     },
 )
 MEMORY_RATIO = Amount("Share of a device's memory that the engine may use.", unset="0.9", metavar="SHARE", high=1)
@@ -136,7 +136,7 @@ def inference_estimate(
     engine: Annotated[str | None, ENGINE] = None,
     concurrency: Annotated[
         Sequence[int],
-        Count("Requests in flight on the whole cluster (closed loop).", unset="as many as fit", is_joined=True),
+        Count("Requests in flight on the whole cluster (closed loop).", unset="all that fit", is_joined=True),
     ] = (),
     requests_per_s: Annotated[
         float | None, Amount("Arriving requests per second (open loop).", flag="--rate", metavar="N", high=MAX_RATE)

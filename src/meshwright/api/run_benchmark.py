@@ -34,7 +34,7 @@ def mlperf_run(
     name: Annotated[
         str,
         PlainText(
-            "A benchmark, such as `proxy_pretrain_xs`, or the path of a run file whose `name` is that of one.",
+            "A benchmark, such as `proxy_pretrain_xs`, or the path of a run file named like one.",
             metavar="BENCHMARK_OR_RUN.yaml",
         ),
     ],
@@ -46,7 +46,7 @@ def mlperf_run(
         ),
     ] = None,
     num_runs: Annotated[
-        int | None, Count("Number of runs.", unset="as many as a score takes", flag="--runs", high=1000)
+        int | None, Count("Number of runs.", unset="the number that a score takes", flag="--runs", high=1000)
     ] = None,
     round_name: Annotated[
         str | None, PlainText("Round whose rules apply.", unset="the newest", flag="--round", metavar="ROUND")
@@ -69,7 +69,7 @@ def mlperf_run(
     system: Annotated[
         str | os.PathLike[str] | None,
         AnyPath(
-            "JSON file whose fields replace those of the gathered description of the system.",
+            "JSON file whose fields replace gathered fields in the description of the system.",
             is_folder=False,
             exists=True,
         ),

@@ -116,7 +116,7 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
     if run.model.unsupported:
         yield Unsupported(
             key="model",
-            reason=f"the config of {run.model.name} asks for what is not computed: {'; '.join(run.model.unsupported)}",
+            reason=f"the config of {run.model.name} asks for unknown features: {'; '.join(run.model.unsupported)}",
         )
 
 

@@ -131,7 +131,7 @@ def _seeds(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
             if first.setdefault(seed, log.path.name) != log.path.name:
                 yield CheckFinding(
                     file=log.path.name, line=record.line, rule="seed-repeated",
-                    message=f"seed {seed:.40} is that of {first[seed]}",
+                    message=f"seed {seed:.40} stands in {first[seed]} too",
                 )  # fmt: skip
 
 
@@ -148,7 +148,7 @@ def _copies(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:
             marks["losses"] = ("losses", *(repr(r.value) for r in evaluations))
         same = {what: first[mark] for what, mark in marks.items() if mark in first}
         if same:
-            message = f"the {' and '.join(same)} are those of {next(iter(same.values()))}"
+            message = f"the {' and '.join(same)} stand in {next(iter(same.values()))} too"
             yield CheckFinding(file=log.path.name, line=None, rule="run-copied", message=message)
         for mark in marks.values():
             first.setdefault(mark, log.path.name)

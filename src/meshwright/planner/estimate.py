@@ -188,7 +188,7 @@ def notes_on_software(request: PlanRequest) -> list[str]:
 
     facts, architecture = stack_facts(request.stack.framework), cluster.accelerator.architecture
     if facts.rates_of:
-        said = f"{facts.title} was never measured on {architecture}; its rates here are those of {facts.rates_of}"
+        said = f"{facts.title} was never measured on {architecture}; its rates here are from {facts.rates_of}"
         said += "" if num_runs(request.stack) else ", which was not measured on it either"
     elif not num_runs(request.stack):
         said = f"no measured run on {architecture} of {facts.title}, or of its relatives, informs this estimate"

@@ -60,7 +60,7 @@ def training_page(done: TrainingRun) -> str:
     ]
     footnotes = notes.html()
     if "<li" in footnotes:
-        sections.append(PageSection(title="What is counted how, and sources", parts=[footnotes]))
+        sections.append(PageSection(title="Definitions and sources", parts=[footnotes]))
     device = done.record["device"]
     return document(
         title=f"{done.run['name']}: {done.run['model']['name']} on {done.statistics['num_devices']} × {device['name']}",

@@ -168,7 +168,7 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
     if failed.rows:
         sections.append(PageSection(title="Not measured", parts=[page_table(failed)]))
     sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(sidecar))]))
-    sections.append(PageSection(title="What is counted how", parts=[notes.html()]))
+    sections.append(PageSection(title="Definitions", parts=[notes.html()]))
     return document(
         title=f"{len(found)} training configurations on {device['name']}",
         lead=lead,

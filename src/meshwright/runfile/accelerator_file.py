@@ -155,7 +155,7 @@ def _problems_of_name(name: str, content: Mapping[str, Any]) -> Iterator[RunFile
     """A name that no cluster can have, and names that belong to another device."""
     if not _NAME.fullmatch(name) or name == HERE:
         yield RunFileProblem(
-            message=f"the file's name is that of the accelerator: got {name!r}, allowed: small letters, digits, . _ -",
+            message=f"the file is named after the accelerator: got {name!r}, allowed: small letters, digits, . _ -",
             hint="rename the file",
         )  # fmt: skip
     aliases = content.get("aliases")
@@ -181,7 +181,7 @@ def measured_architectures() -> tuple[str, ...]:
 def assumptions_of(found: CatalogEntry) -> dict[str, str]:
     """Return the assumptions, by key, about a user's accelerator whose file leaves them out."""
     values, usual = found.values, catalog.fabric(found.values["default_fabric"])
-    links = f"that of fabric {usual.name}"
+    links = f"as on fabric {usual.name}"
     assumed = {
         "devices_per_node": f"{usual.scale_up_domain}, {links}",
         "scale_up_domain": f"{usual.scale_up_domain} devices, {links}",
@@ -193,7 +193,7 @@ def assumptions_of(found: CatalogEntry) -> dict[str, str]:
         "tdp_w": "no power: energy is not estimated",
     }
     missing = {key: text for key, text in assumed.items() if key not in values}
-    missing["latency, efficiency of links"] = f"those of fabric {usual.name}"
+    missing["latency, efficiency of links"] = f"as on fabric {usual.name}"
     return {**_assumed_rates(values), **missing}
 
 
@@ -201,10 +201,10 @@ def _assumed_rates(values: Mapping[str, Any]) -> dict[str, str]:
     """Whose efficiency the matrix units, kernels and memory have."""
     rates, architecture = values.get("rates_of"), values["architecture"]
     if rates:
-        return {"efficiency": f"that of {rates}, as rates_of says"}
+        return {"efficiency": f"as {rates} has it, which rates_of names"}
     if architecture in measured_architectures():
-        return {"efficiency": f"that of {architecture}, of which the catalogue has devices"}
+        return {"efficiency": f"as on {architecture}, of which the catalogue has devices"}
     return {
-        "efficiency": f"that of no architecture, with a wide interval: nothing is known of {architecture!r}; rates_of "
+        "efficiency": f"usual, with a wide interval: nothing is known of {architecture!r}; rates_of "
         f"names one that is like it: {', '.join(measured_architectures())}"
     }

@@ -87,7 +87,7 @@ def _kind(text: str | None) -> str | None:
     close = nearest(text.lower(), known)
     raise BelowError(
         "network", "is no kind of network", got=text, allowed=", ".join(known.values()),
-        hint=f"did you mean {known[close]!r}?" if close else "without a kind it is that of the cluster's fabric",
+        hint=f"did you mean {known[close]!r}?" if close else "without a kind, the cluster's fabric has it",
     )  # fmt: skip
 
 

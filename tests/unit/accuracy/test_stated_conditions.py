@@ -178,5 +178,5 @@ def test_what_is_known_and_not_costed_is_named(read_one: ReadOne) -> None:
 def test_flops_that_are_not_those_of_the_tokens_are_doubted(read_one: ReadOne) -> None:
     for tflops, doubted in ((40, True), (400, False), (3200, True)):
         run = read_one(**FSDP | {"tflops_per_gpu": tflops})
-        assert any("those of 6,000 tokens/s: the tokens used" in note for note in run.assumed) is doubted
+        assert any("what 6,000 tokens/s mean: the tokens used" in note for note in run.assumed) is doubted
         assert run.tokens_per_s_per_device == 6000

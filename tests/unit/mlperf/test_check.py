@@ -358,11 +358,11 @@ def test_a_copied_run_with_another_date_and_seed(lora_set: Callable[..., Path]) 
         row["time_ms"] += 86_400_000
     setting("seed", 77)(copy)
     copy.write(folder / "result_4.txt")
-    assert set_rules(folder)["run-copied"] == "the times and losses are those of result_3.txt"
+    assert set_rules(folder)["run-copied"] == "the times and losses stand in result_3.txt too"
     for number, row in enumerate(copy.rows_of("run_stop") + copy.rows_of("eval_accuracy")):
         row["time_ms"] += number + 1
     copy.write(folder / "result_4.txt")
-    assert set_rules(folder)["run-copied"] == "the losses are those of result_3.txt"
+    assert set_rules(folder)["run-copied"] == "the losses stand in result_3.txt too"
 
 
 def test_a_set_is_of_one_system_and_division(lora_set: Callable[..., Path]) -> None:

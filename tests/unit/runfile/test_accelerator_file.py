@@ -98,7 +98,7 @@ def test_what_the_file_leaves_out_is_that_of_its_fabric(write):
     unlike = MINIMAL.replace('"Hopper"', '"Tensor Engine 1"')
     assert "no architecture" in assumptions_of(read_accelerator(write(unlike)))["efficiency"]
     like = f'rates_of = "Ada"\n{unlike}'
-    assert assumptions_of(read_accelerator(write(like)))["efficiency"] == "that of Ada, as rates_of says"
+    assert assumptions_of(read_accelerator(write(like)))["efficiency"] == "as Ada has it, which rates_of names"
 
 
 def test_the_links_of_the_file_replace_those_of_the_fabric(write):

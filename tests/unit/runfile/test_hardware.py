@@ -172,7 +172,7 @@ def test_nonsense_is_refused_with_what_is_allowed():
             ("cluster.network=-25Gb/s", "no rate"),
             ("cluster.network=4x100Gb/s Infinband", "no kind", "allowed: InfiniBand, RoCE, EFA, Ethernet",
              "did you mean 'InfiniBand'?"),
-            ("cluster.network=4x100Gb/s carrier pigeon", "without a kind it is that of the cluster's fabric"),
+            ("cluster.network=4x100Gb/s carrier pigeon", "without a kind, the cluster's fabric has it"),
             ("cluster.network=0Gb/s", "out of range", "0.1Gb/s to 100TB/s"),
             ("cluster.network=1024x999Tb/s", "out of range"),
             ("cluster.network=0x100Gb/s", "number of ports", "1 to 1024"),

@@ -186,7 +186,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
 @click.option(
     "--device", metavar="ACCELERATOR-N",
     help="Devices of the server, as in h200-8 or h200-8x2: the record names them, and its tokens have a price.  "
-    "[default: with --server, those of this node]",
+    "[default: with --server, this node's]",
 )  # fmt: skip
 @click.option(
     "--endpoint", "interface", type=click.Choice(["completions", "chat"]), default="completions", show_default=True,
@@ -217,7 +217,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
 @seconds_option("--duration", "duration_s", low=0.1, help="Send no further request after this time.")
 @count_option(
     "--warmup", "num_warmup", low=0, high=10**6,
-    help="Requests before each load that do not count.  [default: as many as are in flight]",
+    help="Requests before each load that do not count.  [default: the number in flight]",
 )  # fmt: skip
 @seconds_option("--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency.")
 @repeats_option(of="each load; loads take turns")
@@ -326,10 +326,10 @@ def serve() -> None:
     ],
 )
 @click.argument("addresses", metavar="[URL]...", nargs=-1)
-@server_option(help="Start this server as often as --replicas says, and end all afterwards.")
+@server_option(help="Start --replicas of this server, and end all afterwards.")
 @click.option(
     "--engine", type=click.Choice(["vllm", "llamacpp", "transformers"]),
-    help="Call the batch interface of this engine instead of a server, as often as --replicas says.",
+    help="Call the batch interface of this engine instead of a server, in --replicas processes.",
 )  # fmt: skip
 @click.option("--model", metavar="NAME", help="Model, as in `meshwright bench serve`.")
 @count_option(

@@ -36,7 +36,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @count_option(
     "--expect-devices", low=0,
-    help="Number of devices that the node should have.  [default: that of its usual node; fewer is a warning]",
+    help="Number of devices that the node should have.  [default: as in its usual node; fewer is a warning]",
 )  # fmt: skip
 @click.option(
     "--rates/--no-rates", default=None,

@@ -25,7 +25,7 @@ from meshwright.cli.verbs import verb
     ],
 )
 @click.option("--cluster", metavar=CLUSTER.metavar, help=CLUSTER.about)
-@click.option("--survey", is_flag=True, help="CONFIG is a folder: say what is read of every configuration below it.")
+@click.option("--survey", is_flag=True, help="Say of every configuration below the folder CONFIG whether it is read.")
 @json_option
 def command() -> None:
     """Read the configuration of another engine as a run file.

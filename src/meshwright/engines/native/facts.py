@@ -139,7 +139,7 @@ RULES = (
     Rule(
         name="recomputed norms",
         holds=lambda _, p: (p.tensor == 1) | ~_recomputed(p, "norm"),
-        says=lambda _, p: f"norm frees nothing when tensor > 1, here {p.tensor}: what is kept is the gathered output",
+        says=lambda _, p: f"norm frees nothing when tensor > 1, here {p.tensor}: the gathered output is kept",
         key="parallel.recompute",
     ),
     Rule(

@@ -46,7 +46,7 @@ def require(precision: Precision, *, device: torch.device) -> None:
         return
     if RECIPES[precision.name].scaling is Scaling.MX and not has_mx(device):
         raise InputError(
-            f"precision {precision.name}: the 8-bit formats of this GPU are not those of MX",
+            f"precision {precision.name}: this GPU has other 8-bit formats than MX",
             got=device_name(device),
             hint="--set precision=fp8_rowwise or precision=fp8_blockwise",
         )
@@ -177,7 +177,7 @@ def notes(run: Run, plan: Plan, *, device: torch.device) -> list[str]:
     if is_emulated(run.precision, device=device):
         found.append(
             f"{name} is emulated on this device: operands are rounded to it and multiplied in fp32. "
-            "Losses are those of the format, times are not; no MFU is given"
+            "Losses are as in the format, times are not; no MFU is given"
         )
     num_micro_batches = plan.num_micro_batches(run.global_batch)
     if caches_weights(plan, num_micro_batches=num_micro_batches, cache=run.kernels.weight_cache):

@@ -86,9 +86,9 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
     norm = options.text("normalization", "LayerNorm")
     has_biases, has_qkv_biases = not options.flag("disable-bias-linear"), options.flag("add-qkv-bias")
     if has_biases and is_gated:
-        options.note("biases of gated feed-forward blocks are not carried over: run files have only those of attention")
+        options.note("biases of gated feed-forward blocks are not carried over: run files have them in attention alone")
     if has_qkv_biases and not has_biases:
-        options.note("--add-qkv-bias: the run file's biases are those of all projections of attention")
+        options.note("--add-qkv-bias: in the run file all projections of attention have biases")
     for dropout in ("hidden-dropout", "attention-dropout"):
         if rate := options.number(dropout, 0.1):
             options.note(f"--{dropout} {rate:g} is not carried over: there is no dropout")

@@ -298,7 +298,7 @@ def _problem(name: str, values: list[Word], *, takes: str | None, where: str, pa
     if takes is None:
         near = difflib.get_close_matches(name, known_names(later=True), n=1)
         hint = f"did you mean --{near[0]}? " if near else ""
-        hint += f"Options are those of Megatron-Core {VERSION} and later: "
+        hint += f"Known are the options of Megatron-Core {VERSION} and later: "
         hint += f"--ignore {name} leaves out one of a fork that does not concern the step"
         return InputError(f"{where}: Megatron-LM has no such option", got=f"--{name}", hint=hint)
     unknown = next((one for one in values[1:] if one.text.startswith("$")), None)

@@ -104,7 +104,7 @@ def _kernels(options: MegatronOptions) -> Settings:
     if kind == "local":
         found["attention_backend"] = "unfused"
     if kind != "transformer_engine":
-        options.note(_assumption(f"--transformer-impl {kind}", "the kernels are those of Transformer Engine"))
+        options.note(_assumption(f"--transformer-impl {kind}", "the kernels are Transformer Engine's"))
     if options.flag("use-flash-attn"):
         options.note("--use-flash-attn has no effect on Megatron-Core's layers, unlike --attention-backend")
     return found
@@ -120,7 +120,7 @@ def _nearest(name: str, given: Settings, options: MegatronOptions, scope: Switch
     if name == "cuda_graphs":
         parts = ", ".join(given["cuda_graph_scope"]) or "whole layers"
         what = f"--cuda-graph-impl {given['cuda_graph_impl']} with graphs of {parts}"
-        options.note(_assumption(what, "they are those of stack.cuda_graphs: partial"))
+        options.note(_assumption(what, "the graphs of stack.cuda_graphs: partial"))
         return {name: "partial"}
     if name == "dispatcher":
         what = f"--moe-token-dispatcher-type {dispatcher}"
@@ -164,7 +164,7 @@ def _note_others(options: MegatronOptions, plan: dict[str, Any]) -> None:
 
 def _others(options: MegatronOptions, plan: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if options.flag("delay-wgrad-compute"):
-        yield "--delay-wgrad-compute", "gradients of weights are computed together with those of inputs"
+        yield "--delay-wgrad-compute", "gradients of weights and of inputs are computed together"
     if options.flag("no-overlap-p2p-communication") and plan.get("virtual_pipeline", 1) > 1:
         yield "--no-overlap-p2p-communication", "stages compute while they send"
     overlaps = {name: options.flag(name) for name in ("overlap-grad-reduce", "overlap-param-gather")}

@@ -469,7 +469,7 @@ class Interpreter:
             if name == "xargs":
                 raise InputError(f"{self.where(words[0].line)}: arguments from xargs are not known")
             if OTHER_MODELS.search(words[k].text):
-                what = f"{self.where(words[k].line)}: a program whose options are not those of pretrain_gpt.py"
+                what = f"{self.where(words[k].line)}: a program with other options than pretrain_gpt.py"
                 hint = "import configurations of decoder-only models that pretrain_gpt.py trains"
                 raise InputError(what, got=words[k].text, allowed="pretrain_gpt.py", hint=hint)
             self.found.calls.append(words[k + 1 :])

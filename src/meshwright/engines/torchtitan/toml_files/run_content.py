@@ -133,7 +133,7 @@ def import_toml(path: Path, *, cluster: StatedCluster, ignore: Collection[str] =
     notes = refusals.ignored_note(settings.ignored)
     recipe = _recipe(settings, notes)
     if settings.values["model.tokenizer_path"] and preset[1] == "debugmodel":
-        notes.append(f"the vocabulary of {model.vocab} is torchtitan 0.2's; 0.1 has that of model.tokenizer_path")
+        notes.append(f"the vocabulary of {model.vocab} is torchtitan 0.2's; 0.1 took it from model.tokenizer_path")
     is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
     imported = ImportedModel(
         model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
