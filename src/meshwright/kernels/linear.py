@@ -91,13 +91,10 @@ def default_route(dtype: torch.dtype) -> GemmRoute:
 
 def has_own_route(*matrices: Tensor) -> bool:
     """Return True if these are plain CPU tensors of a format that has routes other than PyTorch's own."""
-    return all(
-        type(m) in (Tensor, nn.Parameter)
-        and m.device.type == "cpu"
-        and (m.dtype == matrices[0].dtype)
-        and (default_route(m.dtype) is not GemmRoute.TORCH or any(m.dtype == layer[0] for layer in _routes))
-        for m in matrices
-    )
+    dtype = matrices[0].dtype
+    if default_route(dtype) is GemmRoute.TORCH and not any(dtype == layer[0] for layer in _routes):
+        return False
+    return all(type(m) in (Tensor, nn.Parameter) and m.is_cpu and m.dtype == dtype for m in matrices)
 
 
 def matmul_nt(x_MK: Tensor, y_NK: Tensor) -> Tensor:
@@ -124,8 +121,10 @@ def widens(x: Tensor) -> bool:
 def _by_route(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     if not x_MK.numel():  # an expert without tokens; oneDNN takes no empty matrix
         return x_MK @ y_NK.T
-    kernel, layer = identify_gemm(x_MK, y_NK)
-    route = _routes.get(layer, {}).get(kernel)
+    route = None
+    if _routes:
+        kernel, layer = identify_gemm(x_MK, y_NK)
+        route = _routes.get(layer, {}).get(kernel)
     return BY_ROUTE[route or default_route(x_MK.dtype)](x_MK, y_NK)
 
 
