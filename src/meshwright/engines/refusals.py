@@ -233,10 +233,13 @@ def absent_predictions(run: Run) -> Iterator[Unsupported]:
         )
 
 
-def z_loss(run: Run) -> Iterator[Unsupported]:
-    """A z-loss, which the engine does not add."""
-    if run.train.z_loss:
-        yield Unsupported(key="train.z_loss", reason="the loss is plain cross-entropy: must be 0")
+def regularisers(
+    run: Run, names: Collection[str] = ("z_loss", "label_smoothing", "neftune_alpha")
+) -> Iterator[Unsupported]:
+    """Terms of the loss and noise, which the engine does not add."""
+    for name in names:
+        if getattr(run.train, name):
+            yield Unsupported(key=f"train.{name}", reason="the loss is plain cross-entropy: must be 0")
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:

@@ -343,6 +343,8 @@ class Train:
     router_z_loss: NotNegative = 0.0  # coefficient of the mean of (log Σ exp)² of router logits, of every layer
     balance_bias_rate: NotNegative = BIAS_RATE  # change of the routing biases of sigmoid routers in a step
     z_loss: Ratio = 0.0  # coefficient of the squared log-partition function in the gradient
+    label_smoothing: BelowOne = 0.0  # share of the label's probability that all tokens get, in the gradient
+    neftune_alpha: NotNegative = 0.0  # scale of the noise on embeddings (NEFTune, Jain et al. 2023)
     mtp_loss_weight: Positive = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
     preference: _Preference | None = None  # loss of pairs of answers; None: cross-entropy of tokens
     log_every: Count | None = None  # steps between two lines of progress; None: a line every ten seconds

@@ -350,7 +350,7 @@ def test_a_killed_run_goes_on_bit_for_bit(tmp_path, tiny_run, wait_for):
         "task": "lora",
         "lora": "{rank: 4, dropout: 0.2, use_dora: true, ranks: {query: 2}, modules_to_save: [head]}",
     }
-    train = "{steps: 30, checkpoint: {folder: saved, every_steps: 10}}"
+    train = "{steps: 30, checkpoint: {folder: saved, every_steps: 10}, neftune_alpha: 5, label_smoothing: 0.1}"
     whole, killed = (tiny_run(tmp_path / name, train=train, **lora) for name in ("whole", "killed"))
     whole.train()
     process = killed.start()

@@ -35,7 +35,13 @@ IN_SHORT = (("zero1", "fsdp", "tensor", "1f1b"), ("pipeline, fsdp",))  # in the 
 
 @pytest.fixture(scope="module")
 def run():
-    return tiny_run("train.z_loss=1.0e-2")
+    return tiny_run("train.z_loss=1.0e-2", "train.label_smoothing=0.2")
+
+
+@pytest.mark.distributed
+def test_noise_on_embeddings_is_the_same_on_tensor_ranks_and_stages(equals_one_process):
+    noisy = tiny_run("train.neftune_alpha=30")
+    equals_one_process([(noisy, PLANS[name]) for name in ("tensor", "tensor without sequence", "1f1b")])
 
 
 @pytest.mark.distributed

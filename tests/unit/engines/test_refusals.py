@@ -30,6 +30,8 @@ EVALUATED = ["data.validation=v.txt"]
         (ALL, "train.balance_bias_rate", ["train.balance_bias_rate=0.1"]),
         (ALL, "train.evaluate: random", ["train.evaluate={}"]),
         (OTHERS, "train.z_loss", ["train.z_loss=0.001"]),
+        (OTHERS, "train.label_smoothing", ["train.label_smoothing=0.1"]),
+        (OTHERS, "train.neftune_alpha", ["train.neftune_alpha=5"]),
         (("torchtitan", "maxtext"), "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
         (("native", "megatron"), "train.balance_loss", ["train.balance_loss=0.01"]),
         (("torchtitan", "maxtext"), "train.router_z_loss: the engine", ["mixture", "train.router_z_loss=0.01"]),

@@ -43,6 +43,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
             key="train.balance_loss",
             reason="MaxText's is per batch and averaged over layers, not per sequence: must be 0",
         )
+    yield from refusals.regularisers(run, ("label_smoothing", "neftune_alpha"))
     yield from refusals.router_z_loss(run)
     yield from refusals.absent_parts(run)
 

@@ -117,7 +117,7 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     yield from refusals.capacity_without_experts(run)
     yield from _switches(run, trains_here=trains_here)
     yield from _balance(run)
-    yield from refusals.z_loss(run)
+    yield from refusals.regularisers(run)
     yield from refusals.absent_parts(run)
 
 

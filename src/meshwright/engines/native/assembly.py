@@ -73,7 +73,7 @@ class Assembly:
     num_trained: int  # of them, or of the adapters
     is_single_process: bool
     bias_rate: float  # step size of routing biases
-    dropout_seed: int | None  # of this process; None: no dropout
+    dropout_seed: int | None  # of this process; None: neither dropout nor noise
     sequence_group: dist.ProcessGroup | None  # ranks that hold parts of the same sequences
     delayed_scales: dict[str, Fp8State]  # by layer
     stage_group: dist.ProcessGroup | None  # ranks with the same layers, if scales are delayed
@@ -229,10 +229,23 @@ def _num_adapted(run: Run) -> int:
 
 def _dropout_seed(run: Run, coordinates: MeshCoordinates) -> int | None:
     """A seed for each part of the tokens and layers. Tensor ranks share theirs: they see the same activations."""
-    if run.lora is None or not run.lora.dropout:
+    if not run.train.neftune_alpha and (run.lora is None or not run.lora.dropout):
         return None
     where = f"{coordinates.pipeline_rank} {coordinates.data_rank} {coordinates.context_rank}"
     return named_seed(run.train.seed, f"dropout {where}")
+
+
+def _options(run: Run) -> TransformerOptions:
+    return TransformerOptions(
+        balance_loss=run.train.balance_loss,
+        router_z_loss=run.train.router_z_loss,
+        z_loss=run.train.z_loss,
+        label_smoothing=run.train.label_smoothing,
+        embedding_noise=run.train.neftune_alpha / (run.sequence_length * run.model.hidden) ** 0.5,
+        mtp_loss_weight=run.train.mtp_loss_weight,
+        loss_chunk=run.kernels.loss_chunk,
+        preference=run.train.preference,
+    )
 
 
 def _stage(
@@ -245,14 +258,7 @@ def _stage(
     weights: Path | None,
     experts: ExpertMesh | None,
 ) -> Transformer:
-    options = TransformerOptions(
-        balance_loss=run.train.balance_loss,
-        router_z_loss=run.train.router_z_loss,
-        z_loss=run.train.z_loss,
-        mtp_loss_weight=run.train.mtp_loss_weight,
-        loss_chunk=run.kernels.loss_chunk,
-        preference=run.train.preference,
-    )
+    options = _options(run)
     # Frozen weights are held in the compute dtype. Trained ones come in fp32, from which masters are made.
     dtype = torch.float32 if run.lora is None else compute
     module = build_model(

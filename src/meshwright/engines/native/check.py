@@ -44,6 +44,8 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     yield from _model(run.model)
     yield from refusals.absent_predictions(run)
     yield from _loss_chunk(run)
+    if run.train.label_smoothing and run.model.logit_cap:
+        yield Unsupported(key="train.label_smoothing", reason="the model caps its logits: must be 0")
     if run.train.preference is not None:
         yield from _preference(run.train.preference, run)
     if run.lora is not None:
@@ -56,6 +58,8 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
         (f"{key}.margin", pairs.margin is not None and loss is not PreferenceLoss.SIMPO, f"{loss.value} has no margin"),
         (f"{key}.label_smoothing", pairs.label_smoothing and loss is PreferenceLoss.ORPO, "orpo has none: must be 0"),
         ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
+        ("train.label_smoothing", run.train.label_smoothing, f"of pairs it is {key}.label_smoothing: must be 0"),
+        ("train.neftune_alpha", run.train.neftune_alpha, "rewards would compare noise: must be 0"),
         ("train.compile", run.train.compile, "layers are not compiled with pairs of answers: leave it out"),
         ("batch.label_tokens", run.label_tokens, "steps of pairs are counted in pairs: leave it out"),
         ("data.joined_documents", run.data.joined_documents, "the answers of a pair must not see each other"),

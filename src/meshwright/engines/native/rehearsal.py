@@ -147,7 +147,7 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         data=Data(),
         weights=None,
         lora=run.lora and _toy_lora(run.lora),
-        train=replace(run.train, steps=NUM_STEPS, tokens=None, checkpoint=None, evaluate=None),
+        train=replace(run.train, steps=NUM_STEPS, tokens=None, checkpoint=None, evaluate=None, neftune_alpha=0),
         # Narrow states are rounded stochastically, and differently in shards.
         optimizer=replace(run.optimizer, states=StateFormat.FP32),
     )
@@ -375,6 +375,7 @@ class _Rehearsed:
         """One optimizer step; the mean loss of the global batch."""
         batch = self.loader.batch(index)
         is_single_process = self.coordinates.num_ranks == 1
+        self.parts.before_step(index)
         self.parts.scale_router_losses(batch.counts.router_loss_scale)
         loss = self.parts.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
         loss = loss / self.coordinates.plan.tensor

@@ -47,7 +47,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         reason = "experts are balanced only by routing biases" if has_experts else f"{run.model.name} has no experts"
         yield Unsupported(key="train.balance_loss", reason=f"{reason}: must be 0")
     yield from refusals.router_z_loss(run)
-    yield from refusals.z_loss(run)
+    yield from refusals.regularisers(run)
     yield from refusals.absent_parts(run)
 
 

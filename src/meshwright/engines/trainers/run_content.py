@@ -347,6 +347,7 @@ def _train(settings: Settings) -> dict[str, Any]:
     steps, tokens = _steps(settings), settings.count("tokens")
     found: dict[str, Any] = {"seed": settings.count("seed", least=0) or 0}
     found |= {"compile": True} if settings.truth("compile") else {}
+    found |= {name: value for name in ("label_smoothing", "neftune_alpha") if (value := settings.number(name))}
     if steps:
         return found | {"steps": steps}
     if tokens:

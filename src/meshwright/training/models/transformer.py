@@ -19,15 +19,18 @@ B sequences, T tokens, D hidden, V vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from meshwright.kernels.cross_entropy import capped
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.kernels.linear import linear
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.traffic import AUTOMATIC
@@ -50,6 +53,8 @@ class TransformerOptions:
     balance_loss: float = 0.0  # coefficient of the experts' auxiliary loss
     router_z_loss: float = 0.0  # coefficient of the mean of (log Σ exp)² of router logits
     z_loss: float = 0.0  # coefficient of the squared log-partition function
+    label_smoothing: float = 0.0
+    embedding_noise: float = 0.0  # limit of the uniform noise on embeddings in training
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
     loss_chunk: int | str = "auto"  # tokens whose logits are in memory at once; "all"
     preference: Preference | None = None  # loss of pairs of answers in place of cross-entropy
@@ -129,7 +134,26 @@ class Head(nn.Linear):
             chunk_logits=self._chunk_logits(labels_BT.numel(), vocab=weight_VD.shape[0]),
             reduction="sum" if sums else "none",
         )
+        if self.options.label_smoothing and self.training:
+            smoothed = self._smoothed(h_BTD, weight_VD, labels_BT, weights_BT, group)
+            losses = with_gradient_of(losses, self.options.label_smoothing * smoothed)
         return losses if sums else losses.view(labels_BT.shape)
+
+    def _smoothed(
+        self, h_BTD: Tensor, weight_VD: Tensor, labels_BT: Tensor, weights_BT: Tensor | None, group: ProcessGroup | None
+    ) -> Tensor:
+        """Sum of the labels' logits less the mean logits, as far as the rows here make them.
+
+        Times the smoothing s it turns -log p(label) into (1 - s) (-log p(label)) + s mean(-log p), without logits: the
+        mean logit is that of the mean row (Szegedy et al. 2016, section 7).
+        """
+        rank, size = (0, 1) if group is None else (dist.get_rank(group), dist.get_world_size(group))
+        num = weight_VD.shape[0]
+        local_BT = labels_BT - rank * num
+        is_here_BT1 = ((local_BT >= 0) & (local_BT < num)).unsqueeze(-1)
+        rows_BTD = weight_VD[local_BT.clamp(0, num - 1)] * is_here_BT1 - weight_VD.sum(0) / (num * size)
+        counted_BT = (labels_BT != IGNORED_LABEL) * (1.0 if weights_BT is None else weights_BT)
+        return ((h_BTD.float() * rows_BTD.float()).sum(-1) * counted_BT).sum()
 
     def _chunk_logits(self, num_tokens: int, *, vocab: int) -> int:
         """Logits in memory at once. Without gradients, a chunk that was chosen for them is not needed."""
@@ -163,6 +187,7 @@ class Transformer(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
+        self.own_tokens: Callable[[Tensor], Tensor] = _all_tokens  # sequence parallelism replaces it
         self.chunks: Chunks | Suffix = Chunks()  # context parallelism and generation replace it
         self.embedding = _embedding(model) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
@@ -266,10 +291,17 @@ class Transformer(nn.Module):
 
     def _embedded(self, tokens_BT: Tensor, embedding: nn.Module) -> Tensor:
         x_BTD = embedding(tokens_BT)
+        if self.training and (limit := self.options.embedding_noise):
+            shape = (*tokens_BT.shape, x_BTD.shape[-1])  # of all tensor ranks, which draw the same numbers
+            x_BTD = x_BTD + self.own_tokens(x_BTD.new_empty(shape).uniform_(-limit, limit))
         if not self.model.scaled_embeddings:
             return x_BTD
         scale = torch.tensor(self.model.hidden**0.5, dtype=x_BTD.dtype)  # rounded, as Gemma was trained
         return x_BTD * scale.item()
+
+
+def _all_tokens(x_BTD: Tensor) -> Tensor:
+    return x_BTD
 
 
 def _embedding(model: Model) -> nn.Embedding:

@@ -384,6 +384,14 @@ def test_ranks_by_module_and_chosen_layers(read):
     assert lora.modules_to_save == ("embedding", "head")
 
 
+@pytest.mark.parametrize(
+    "content", [AXOLOTL | {"neftune_noise_alpha": 5}, TRL | {"neftune_noise_alpha": 5, "label_smoothing_factor": 0.1}]
+)
+def test_noise_and_smoothed_labels_are_carried_over(read, content):
+    train = read(content).train
+    assert (train.neftune_alpha, train.label_smoothing) == (5.0, content.get("label_smoothing_factor", 0.0))
+
+
 def test_rank_stabilised_adapters_have_the_same_scale(read):
     assert read(TRL | {"use_rslora": True}).lora.alpha == pytest.approx(64 * 32**0.5)
 

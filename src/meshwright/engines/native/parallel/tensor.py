@@ -55,6 +55,8 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     """Shard the matrices of `model` (or a stage of one) over `mesh`, in place, all but those of routed experts."""
     residual = TOKENS if sequence_parallel else Replicate()
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if sequence_parallel:
+        model.own_tokens = partial(_own_columns, mesh=mesh)
     for layer in model.blocks().values():
         parallelize_module(layer, mesh, _layer_plan(layer, residual))
         if isinstance(layer.attention, GroupedAttention) and layer.attention.sinks is not None:
@@ -85,9 +87,9 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
         parameter.requires_grad_(name in trained)
 
 
-def _own_columns(is_token_BS: Tensor, *, mesh: DeviceMesh) -> Tensor:
+def _own_columns(x_BT: Tensor, *, mesh: DeviceMesh) -> Tensor:
     """This rank's part of the tokens of every sequence."""
-    return is_token_BS.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
+    return x_BT.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
 
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
