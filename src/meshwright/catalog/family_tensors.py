@@ -23,6 +23,8 @@ OUTSIDE_LAYERS = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
+MODULES_TO_SAVE = {"embed_tokens": "embedding", "lm_head": "head"}
+"""Modules that PEFT trains whole beside adapters -> names in a run file."""
 
 PREDICTIONS = {
     "embedding_norm.weight": "enorm.weight",

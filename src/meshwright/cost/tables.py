@@ -149,6 +149,7 @@ class ModelTable(Table):
     linear_chunk: Array  # tokens
     lora_rank: Array  # 0: every parameter is trained
     num_adapters: Array  # of a layer
+    adapts_some_layers: Array  # 0 or 1: other layers have no adapters by choice
     lora_column_inputs: Array  # of a layer's adapted matrices whose outputs are split over tensor ranks
     lora_column_outputs: Array
     lora_row_inputs: Array  # of those whose inputs are split
@@ -389,6 +390,7 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     base = quantised_base(model, lora.base_format if lora else BaseFormat.FULL)
     return {
         "lora_rank": rank,
+        "adapts_some_layers": int(lora is not None and lora.layers is not None),
         "num_adapters": sum(m.share for m in adapted),
         "lora_column_inputs": sum(m.share * m.inputs for m in columns),
         "lora_column_outputs": sum(m.share * m.outputs for m in columns),

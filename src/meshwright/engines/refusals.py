@@ -233,13 +233,11 @@ def absent_predictions(run: Run) -> Iterator[Unsupported]:
         )
 
 
-def regularisers(
-    run: Run, names: Collection[str] = ("z_loss", "label_smoothing", "neftune_alpha")
-) -> Iterator[Unsupported]:
+def regularisers(run: Run) -> Iterator[Unsupported]:
     """Terms of the loss and noise, which the engine does not add."""
-    for name in names:
+    for name in ("z_loss", "label_smoothing", "neftune_alpha"):
         if getattr(run.train, name):
-            yield Unsupported(key=f"train.{name}", reason="the loss is plain cross-entropy: must be 0")
+            yield Unsupported(key=f"train.{name}", reason="the engine's loss is plain cross-entropy: must be 0")
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:

@@ -172,14 +172,17 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
 def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
     found = read_lora(folder, model=run.model)
-    sizes = (adapter_sizes(run.model, one) for one in (found, lora))
-    if next(sizes) != next(sizes) or any(
-        getattr(found, key) != getattr(lora, key) for key in ("modules_to_save", "use_dora")
-    ):
+    if _function(found, run.model) != _function(lora, run.model):
         raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
     module = _with_empty_adapters(run, lora)
     load_adapters(module, folder)
     return module
+
+
+def _function(lora: Lora, model: Model) -> object:
+    """All that the adapters compute by, alphas to nine digits: files of fused matrices multiply and divide them."""
+    sizes = {name: (size.rank, f"{size.alpha:.9g}") for name, size in adapter_sizes(model, lora).items()}
+    return sizes, lora.modules_to_save, lora.use_dora
 
 
 def export_initial_adapters(run: Run, folder: Path) -> None:

@@ -267,6 +267,7 @@ CASES = [
      Plan(pipeline=3, virtual_pipeline=4, schedule=Schedule.INTERLEAVED, data_shard=21),
      {"model": "qwen3-14b", "cluster": "h100-7x9", "engine": "torchtitan"}),
     ("filled stages of adapters", Plan(pipeline=2, data_shard=32, layers_per_stage=(32, 0)), {"keys": LORA}),
+    ("adapters of chosen layers", Plan(pipeline=2, data_shard=32), {"keys": (*LORA, "lora.layers=[0]")}),
     ("tied embeddings", Plan(pipeline=2, data_shard=32), {"model": "llama3.2-1b", "engine": "torchtitan"}),
     ("sharding over context ranks", Plan(context=2, data_shard=32, sharding=Sharding.NONE), {"engine": "torchtitan"}),
     ("sequences of experts", Plan(tensor=2, data_shard=32), {"model": "gpt-oss-20b", "engine": "torchtitan"}),

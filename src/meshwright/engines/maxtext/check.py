@@ -36,14 +36,12 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
     falls = run.optimizer.schedule is LearningRateSchedule.WSD
     if falls and run.optimizer.decay_shape not in (DecayShape.LINEAR, DecayShape.COSINE):
         yield Unsupported(key="optimizer.decay_shape", reason="MaxText's decay is linear or a cosine")
-    if run.train.z_loss:
-        yield Unsupported(key="train.z_loss", reason="MaxText adds it to the loss that it reports: must be 0")
     if run.train.balance_loss:
         yield Unsupported(
             key="train.balance_loss",
             reason="MaxText's is per batch and averaged over layers, not per sequence: must be 0",
         )
-    yield from refusals.regularisers(run, ("label_smoothing", "neftune_alpha"))
+    yield from refusals.regularisers(run)
     yield from refusals.router_z_loss(run)
     yield from refusals.absent_parts(run)
 

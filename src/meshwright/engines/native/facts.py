@@ -185,6 +185,13 @@ RULES = (
         after="layers",
     ),
     Rule(
+        name="adapters of chosen layers",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (s.model.adapts_some_layers == 0) | (np.asarray(p.pipeline) == 1),
+        says="a stage whose layers have no adapters (lora.layers) has no gradient: must be 1",
+        key="parallel.pipeline",
+    ),
+    Rule(
         name="quantised base of tensor ranks",
         scope=Scope.SHAPE,
         holds=lambda s, p: (s.model.quantised_bytes == 0) | (np.asarray(p.tensor) == 1),

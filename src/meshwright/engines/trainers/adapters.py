@@ -6,13 +6,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.catalog.family_tensors import MODULES_TO_SAVE
 from meshwright.engines.trainers.settings import Settings
 from meshwright.errors import InputError
 from meshwright.runfile.synonyms import LORA_TARGETS
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 ALL = (*ATTENTION, *MLP)
-SAVED = {"embed_tokens": "embedding", "lm_head": "head"}
 EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
 """A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
 
@@ -47,11 +47,11 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         found["use_dora"] = True
     if saved := settings.get("modules_to_save"):
         names = [saved] if isinstance(saved, str) else saved
-        if not (isinstance(names, list) and all(name in SAVED for name in names)):
+        if not (isinstance(names, list) and all(name in MODULES_TO_SAVE for name in names)):
             raise settings.error(
-                "modules_to_save", "run files train embedding and head whole", allowed=", ".join(SAVED)
+                "modules_to_save", "run files train embedding and head whole", allowed=", ".join(MODULES_TO_SAVE)
             )
-        found["modules_to_save"] = [SAVED[name] for name in names]
+        found["modules_to_save"] = [MODULES_TO_SAVE[name] for name in names]
     if (layers := settings.get("layers")) not in (None, []):
         found["layers"] = layers if isinstance(layers, list) else [layers]
     if settings.truth("adapted_head"):

@@ -17,7 +17,7 @@ dense, for the routed experts.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -198,22 +198,20 @@ def add_adapters(built: Transformer, lora: Lora, *, dtype: torch.dtype = torch.f
                     layer.set_submodule(place, LoraLinear(base, own, dtype=dtype))
         if lora.base_format is not BaseFormat.FULL:
             _freeze_others(layer, lora.base_format)
-    for _, module in _saved_modules(built, lora.modules_to_save):
-        module.to(dtype).requires_grad_(True)
+    for name in lora.modules_to_save:
+        if (module := getattr(built, name)) is not None:
+            module.to(dtype).requires_grad_(True)
+    if built.model.tied_embeddings and lora.modules_to_save and built.head is not None:  # of its own in the last stage
+        built.head.to(dtype).requires_grad_(True)
     built.tie()
-
-
-def _saved_modules(built: Transformer, names: Iterable[str]) -> Iterator[tuple[str, nn.Module]]:
-    """Embedding and head of `built` as far as `names` has them; tied ones go together."""
-    both = ("embedding", "head") if built.model.tied_embeddings and "embedding" in names else names
-    yield from ((name, module) for name in both if (module := getattr(built, name)) is not None)
 
 
 def saved_modules(built: Transformer) -> dict[str, nn.Module]:
     """Embedding and head where they are trained beside adapters, by name."""
-    is_frozen = not all(p.requires_grad for p in built.parameters())
-    found = _saved_modules(built, SAVED_MODULES) if is_frozen else ()
-    return {name: module for name, module in found if next(module.parameters()).requires_grad}
+    if all(p.requires_grad for p in built.parameters()):
+        return {}
+    both = {name: module for name in SAVED_MODULES if isinstance(module := getattr(built, name), nn.Module)}
+    return {name: module for name, module in both.items() if next(module.parameters()).requires_grad}
 
 
 def _freeze_others(layer: nn.Module, base_format: BaseFormat) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from meshwright.catalog.family_tensors import MODULES_TO_SAVE
 from meshwright.errors import InputError
 from meshwright.specs.model import Lora
 
@@ -124,17 +125,14 @@ def _matches(pattern: str, module: str) -> bool:
         raise InputError(f"adapter_config.json: {error}", got=pattern, allowed="a regular expression") from error
 
 
-_SAVED = {"embed_tokens": "embedding", "lm_head": "head"}
-
-
 def saved_by(config: Mapping[str, Any], *, is_tied: bool) -> tuple[str, ...]:
     """The modules that PEFT trains whole, by our names. Raises InputError for others, and where tied ones part."""
     given = config.get("modules_to_save") or []
     names = {str(name).removeprefix("model.") for name in (given if isinstance(given, list) else [given])}
-    if others := names - _SAVED.keys():
+    if others := names - MODULES_TO_SAVE.keys():
         raise InputError(
             "modules_to_save: makes another function: only embedding and head are trained whole here",
-            got=", ".join(sorted(others)), allowed=", ".join(_SAVED), hint=_MERGE,
+            got=", ".join(sorted(others)), allowed=", ".join(MODULES_TO_SAVE), hint=_MERGE,
         )  # fmt: skip
     if names and is_tied and not config.get("ensure_weight_tying"):
         raise InputError(
@@ -143,7 +141,7 @@ def saved_by(config: Mapping[str, Any], *, is_tied: bool) -> tuple[str, ...]:
         )  # fmt: skip
     if names and is_tied:
         return ("embedding",)
-    return tuple(ours for theirs, ours in _SAVED.items() if theirs in names)
+    return tuple(ours for theirs, ours in MODULES_TO_SAVE.items() if theirs in names)
 
 
 def write_config(
@@ -164,7 +162,7 @@ def write_config(
         "rank_pattern": patterns_of(ends, "rank", usual=lora.rank),
         "alpha_pattern": patterns_of(ends, "alpha", usual=lora.alpha),
         "layers_to_transform": lora.layers,
-        "modules_to_save": [theirs for theirs, ours in _SAVED.items() if ours in lora.modules_to_save] or None,
+        "modules_to_save": [theirs for theirs, ours in MODULES_TO_SAVE.items() if ours in lora.modules_to_save] or None,
         "ensure_weight_tying": is_tied and bool(lora.modules_to_save),
         "use_dora": lora.use_dora,
         "bias": "none",

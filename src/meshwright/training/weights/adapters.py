@@ -77,7 +77,7 @@ def _written_sizes(
     found = {}
     for matrix in (name.partition(".lora_a.")[0] for name in whole if ".lora_a." in name):
         rank, size = ranks[_peft_name(model, f"{matrix}.lora_a.weight")], sizes[matrix]
-        found[_module(model, matrix)] = AdapterSize(rank, size.alpha * rank / size.rank)
+        found[_module(model, matrix)] = AdapterSize(rank, size.alpha * (rank // size.rank))
     return found
 
 
