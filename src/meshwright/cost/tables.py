@@ -200,8 +200,7 @@ class ModelTable(Table):
     @property
     def lora_width(self) -> Array:
         """Inputs and outputs of a layer's adapted matrices."""
-        columns = self.lora_column_inputs + self.lora_column_outputs
-        return columns + self.lora_row_inputs + self.lora_row_outputs
+        return self.lora_column_inputs + self.lora_column_outputs + self.lora_row_inputs + self.lora_row_outputs
 
 
 @dataclass(frozen=True, kw_only=True)
