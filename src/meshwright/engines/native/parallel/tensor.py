@@ -87,9 +87,9 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
         parameter.requires_grad_(name in trained)
 
 
-def _own_columns(x_BT: Tensor, *, mesh: DeviceMesh) -> Tensor:
+def _own_columns(is_token_BS: Tensor, *, mesh: DeviceMesh) -> Tensor:
     """This rank's part of the tokens of every sequence."""
-    return x_BT.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
+    return is_token_BS.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
 
 
 def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
