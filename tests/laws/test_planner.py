@@ -114,7 +114,7 @@ def test_the_bound_never_exceeds_the_step(request):
 @FEW
 @given(requests(), st.booleans())
 def test_the_least_memory_is_that_of_all_legal_plans(request, offloads):
-    """Where nothing fits, and however few of the plans the search looks at."""
+    """The search looks at few of them where nothing fits."""
     if offloads and engine_facts(request.engine).offloads_optimizer:
         request = request.fixing(offload="optimizer")
     model, space = cost_model(request), default_space(request)

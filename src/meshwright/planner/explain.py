@@ -339,7 +339,7 @@ def _as_fixed(request: PlanRequest) -> Plan:
 
 
 def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
-    """The nearest requests that are feasible: fewer fixed fields, offloaded states or activations, more devices.
+    """The nearest requests that are feasible: fewer fixed fields, offloaded activations, more devices.
 
     short: memory that the least demanding plan needs, less the memory of a device.
     """
@@ -350,10 +350,6 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
         if best is not None:
             found.append(f"fits when {name} is not held at {word(name, value)}: {best}")
     found += _on_other_engines(request)
-    if not found and engine_facts(request.engine).offloads_optimizer and "offload" not in request.fixed:
-        best = _first_plan(request.fixing(offload=Offload.OPTIMIZER))
-        if best is not None:
-            found.append(f"fits with the optimizer states in host memory (--fix offload=optimizer): {best}")
     found += [] if found else _with_offloaded_activations(request)
     if (rounded := with_rounded_gradients(request)) is not None and (best := _first_plan(rounded)) is not None:
         found.append(f"fits with --set stack.gradient_format=bf16, which rounds gradients: {best}")

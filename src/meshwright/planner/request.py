@@ -47,6 +47,7 @@ class PlanRequest:
     stack: Stack
     engine: str = NATIVE
     fixed: Mapping[str, object] = field(default_factory=dict)
+    offloads_to_fit: bool = False  # the planner has fixed `offload`, as nothing fits without
     usable_memory_ratio: float = PLANNING_RATIO
     calibration: Calibration | None = None  # None: the one that ships
     kernels: KernelChoices = field(default_factory=KernelChoices)

@@ -6,14 +6,14 @@ exclude layouts. In the degrees of the plan that is found, each switch goes back
 unless it gains `LEAST_GAIN`. A free search with the kept switches follows, until nothing changes. It is no exact search
 over all combinations.
 
-Where nothing fits, and only there, activations go to host memory: of the shares that are tried and that the hosts hold,
-the smallest, unless a larger one gains enough. Where the memory of the hosts is not known it is the smallest with which
-a plan fits.
+Where nothing fits, and only there, activations or optimizer states go to host memory, whichever is faster, or both
+where neither suffices. Of activations it is, of the shares that are tried and that the hosts hold, the smallest, unless
+a larger one gains enough. Where the memory of the hosts is not known it is the smallest with which a plan fits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -21,7 +21,16 @@ import numpy as np
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.search import PlanResult, RankedPlan, search
-from meshwright.planner.switches import HELD, LEAST_GAIN, Values, applying, offloading, open_values, with_values
+from meshwright.planner.switches import (
+    HELD,
+    LEAST_GAIN,
+    Values,
+    applying,
+    offloading,
+    open_values,
+    with_offloaded_states,
+    with_values,
+)
 
 MOST_ROUNDS = 3
 """Free searches with what the one before has kept."""
@@ -33,13 +42,25 @@ EXCLUDING = ("overlaps_experts", "cuda_graphs")
 def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slack: float = 0.0) -> PlanResult:
     """Return the `top` best plans under one set of switches, which the request of the result has.
 
-    Only switches that `open_values` names are chosen, and `offloading` where no plan fits. `slack`: as in `search`.
+    Only switches that `open_values` names are chosen, and what `offloading` and `with_offloaded_states` name where no
+    plan fits. `slack`: as in `search`.
     """
     wanted = partial(search, goal=goal, top=top, slack=slack)
     result = _fastest(request, goal=goal, wanted=wanted)
     if result.best is None and result.least_memory is not None:
-        result = _offloading(request, result, wanted)
+        tried = [_offloading(request, result, wanted)]
+        if (held := with_offloaded_states(request)) is not None:
+            tried.append(wanted(held))
+            if all(found.best is None for found in tried):
+                tried.append(_offloading(held, tried[1], wanted))
+        fitting = [found for found in tried if found.best is not None]
+        result = min(fitting, key=lambda found: found.best.rank) if fitting else _nearest(tried)
     return result
+
+
+def _nearest(tried: Sequence[PlanResult]) -> PlanResult:
+    """The first result for which hosts are too small and devices are not, else the first."""
+    return next((found for found in tried if found.lacks_host_memory), tried[0])
 
 
 def _offloading(request: PlanRequest, result: PlanResult, wanted: Callable[..., PlanResult]) -> PlanResult:

@@ -272,7 +272,7 @@ def _untried(domain: int, facts: EngineFacts) -> tuple[str, ...]:
         "layers: other splits than equal stages, lighter ends and, without virtual stages, the most balanced one",
     ]
     if facts.offloads_optimizer:
-        notes.append("offloading: ask for it with a fixed `offload`")
+        notes.append("offloaded optimizer states: tried where nothing fits without them; `offload` fixes them")
     for schedule in facts.schedules:
         better = SCHEDULE_RECORDS[schedule].dominated_by
         if better is not None and better in facts.schedules:

@@ -22,7 +22,7 @@ from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import RankedPlan, search
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, Preset, WireFormat, runs_on
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib
 
 LEAST_GAIN = 1.01
@@ -108,6 +108,15 @@ def offloading(request: PlanRequest) -> list[Values]:
     return [{name: share} for share in OFFLOADED_SHARES if share in allowed]
 
 
+def with_offloaded_states(request: PlanRequest) -> PlanRequest | None:
+    """Return `request` with optimizer states in host memory; None where run, engine or devices leave no choice."""
+    cluster, facts = request.cluster, engine_facts(request.engine)
+    has_host = cluster.accelerator.vendor in ("NVIDIA", "AMD") and not cluster.is_mixed
+    if "offload" in request.fixed or not facts.offloads_optimizer or not has_host:
+        return None
+    return replace(request.fixing(offload=Offload.OPTIMIZER), offloads_to_fit=True)
+
+
 def with_values(request: PlanRequest, values: Values) -> PlanRequest:
     """Return `request` with switches that the planner chose."""
     if not values:
@@ -169,12 +178,13 @@ def with_rounded_gradients(request: PlanRequest, plan: Plan | None = None) -> Pl
 
 
 def software_lines(request: PlanRequest, plan: Plan) -> list[str]:
-    """The switches that the planner chose, and those that the engine sets where the release's recipe has other values.
+    """The planner's choices, and switches that the engine sets where the release's recipe has other values.
 
     Empty: there are neither, as where a run asks for the recipe. Switches of the recipe that change nothing of `plan`
     are left out.
     """
-    lines = (_chosen_switches(request), _engine_switches(request, plan))
+    states = "optimizer states in host memory (offload=optimizer), as no plan fits with them on the device"
+    lines = (states if request.offloads_to_fit else None, _chosen_switches(request), _engine_switches(request, plan))
     return [f"software: {line}" for line in lines if line is not None]
 
 

@@ -127,6 +127,41 @@ def test_hosts_that_are_too_small_are_refused_with_the_numbers():
     assert "--set cluster.host_memory=SIZE" in e.value.hint
 
 
+STATES = ("llama3.1-70b", "h100-8x1", 16)
+
+
+def test_optimizer_states_go_to_host_memory_where_nothing_fits_otherwise():
+    run = run_of("native", *STATES)
+    found = result_of(run)
+    request, plan = found.request, found.plans[0].plan
+    assert plan.offload is Offload.OPTIMIZER
+    assert request.fixed == {"offload": Offload.OPTIMIZER}
+    assert search(free_request(run), top=1).best is None
+    (line,) = (line for line in software_lines(request, plan) if "host memory" in line)
+    assert line.endswith("(offload=optimizer), as no plan fits with them on the device")
+    pinned = loads(pinned_text(run, plan))
+    assert check(pinned) == ()
+    assert estimate_run(pinned).step.value == found.plans[0].step_s
+    assert estimate_run(run).plan == plan
+    assert planned(run).plan == plan
+
+
+@pytest.mark.parametrize("asked", [("native", *STATES, "optimizer={name: lion}"), ("megatron", *STATES)])
+def test_engines_optimizers_and_devices_without_it_keep_states_on_the_device(asked):
+    with pytest.raises(InfeasibleError, match=r"^device memory"):
+        result_of(run_of(*asked))
+
+
+def test_states_stay_on_the_device_where_plans_fit():
+    assert result_of(run_of(*LONG)).request.fixed == {}
+
+
+def test_states_stay_on_the_device_where_that_is_asked():
+    run = run_of("native", *STATES)
+    with pytest.raises(InfeasibleError, match=r"^device memory: .* largest part: "):
+        best_plans(free_request(run).fixing(offload=Offload.NONE), goal=goal_of(run))
+
+
 def test_offloaded_states_count_against_the_host():
     asked = ("native", "llama3.1-70b", "h100-8x1", 16)
     found = best_plans(free_request(run_of(*asked)).fixing(offload=Offload.OPTIMIZER), goal=goal_of(run_of(*asked)))
