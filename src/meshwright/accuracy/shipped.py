@@ -24,6 +24,44 @@ def measured_model_names() -> frozenset[str]:
         return frozenset(row[column] for row in csv.DictReader(lines) for column in ("model_canonical", "model"))
 
 
+SHIPPED_LAYOUTS = {
+    ("qwen3-235b-a22b", "h100"): "megatron_bridge-0266", ("qwen3-235b-a22b", "b200"): "megatron_bridge-0241",
+    ("deepseek-v3", "h100"): "megatron_bridge-0036", ("deepseek-v3", "b200"): "megatron_bridge-0023",
+    ("deepseek-v3", "gb200"): "megatron_bridge-0035", ("kimi-k2", "h100"): "nemo_automodel-0004",
+    ("gpt-oss-120b", "b200"): "megatron_bridge-0053", ("gpt-oss-120b", "gb200"): "megatron_bridge-0074",
+}  # fmt: skip
+"""Measured runs of mixtures with layouts that a vendor ships, by model and accelerator."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShippedLayout:
+    """Degrees of a measured run by field of `specs.plan.Plan`, and whose run it was."""
+
+    id: str
+    framework: str
+    num_devices: int
+    degrees: dict[str, object]
+
+
+@cache
+def shipped_layout(model: str, accelerator: str) -> ShippedLayout | None:
+    """Return the layout that a vendor ships for a model of the catalogue on an accelerator; None: it has none."""
+    id = SHIPPED_LAYOUTS.get((model, accelerator))
+    if id is None:
+        return None
+    with measured_runs_path().open(encoding="utf-8", newline="") as lines:
+        header = next(lines)
+        row = next(csv.DictReader([header, line]) for line in lines if line.startswith(f"{id},"))
+    (found,) = row
+    columns = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
+    return ShippedLayout(
+        id=id,
+        framework=f"{found['framework']} {found['framework_version']}",
+        num_devices=int(found["num_gpus"]),
+        degrees={name: int(found[column]) for name, column in columns.items()},
+    )
+
+
 def failed_configs_path() -> Path:
     """The shipped CSV of configurations that did not run."""
     return Path(str(_RUNS / "failed_configs.csv"))

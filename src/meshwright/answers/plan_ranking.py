@@ -18,6 +18,7 @@ from meshwright.answers.documents.plan import (
     switch_document,
     why_not_document,
 )
+from meshwright.answers.published_layout import PublishedGap, published_gap
 from meshwright.engines.choice import is_exported, notes_on_engine, with_engine, with_planned_engine
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
@@ -110,6 +111,11 @@ class PlanRanking(Result):
     def gradients(self) -> GradientGain | None:
         """Gain of gradients that are reduced in bf16; None where it is too little, or nothing to choose."""
         return gradient_gain(self.request, self.search.plans[0], goal=goal_of(self.run))
+
+    @cached_property
+    def published(self) -> PublishedGap | None:
+        """The layout that a vendor ships for the model on these accelerators, where the first plan is better."""
+        return published_gap(self.request, self.search.plans[0], goal=goal_of(self.run))
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:
@@ -328,6 +334,12 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
         document["notes"] = list(notes)
     if (gain := ranking.gradients) is not None:
         document["explanation"]["gradients"] = {**switch_document(gain), "saved_bytes": gain.saved_bytes}
+    if (gap := ranking.published) is not None:
+        document["explanation"]["published"] = {
+            "run": gap.layout.id,
+            "text": str(gap),
+            "comparison": gap.comparison and comparison_document(gap.comparison),
+        }
     if ranking.neighbours is not None:
         document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
     if ranking.switches is not None:

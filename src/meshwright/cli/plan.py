@@ -121,6 +121,8 @@ def _print_request(ranking: PlanRanking) -> None:
         print_line(line)
     if ranking.gradients is not None:
         print_line(f"software: {ranking.gradients}")
+    if ranking.published is not None:
+        print_line(f"published: {ranking.published}")
     print_line()
 
 
