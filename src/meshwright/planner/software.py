@@ -53,8 +53,8 @@ def search_with_software(request: PlanRequest, *, goal: Goal, top: int = 1, slac
             tried.append(wanted(held))
             if all(found.best is None for found in tried):
                 tried.append(_offloading(held, tried[1], wanted))
-        fitting = [found for found in tried if found.best is not None]
-        result = min(fitting, key=lambda found: found.best.rank) if fitting else _nearest(tried)
+        fitting = [(found.best.rank, n) for n, found in enumerate(tried) if found.best is not None]
+        result = tried[min(fitting)[1]] if fitting else _nearest(tried)
     return result
 
 
