@@ -125,7 +125,7 @@ def test_check_prints_what_is_taken_and_what_is_assumed(meshwright):
     document = meshwright("catalog", "check", "my.toml", "--json").json
     assert document["values"]["scale_out_bytes_per_s"] == 50e9
     assert document["source_of"]["scale_out_bytes_per_s"] == "assumed"
-    assert "that of Hopper" in document["assumed"]["efficiency"]
+    assert "as on Hopper" in document["assumed"]["efficiency"]
 
 
 def test_check_refuses_with_all_errors(meshwright, folder):

@@ -163,7 +163,7 @@ def test_memory_says_whether_it_fits():
         ("h100-8x4", "megatron-bridge", ""),
         ("h100-8x4", "torchtitan", ""),
         ("h100-8x4", "native", "was never measured on Hopper; its rates here are from torchtitan; engine: any"),
-        ("b200-8x4", "native", "those of torchtitan, which was not measured on it either; engine: any estimates NeMo"),
+        ("b200-8x4", "native", "from torchtitan, which was not measured on it either; engine: any estimates NeMo"),
         ("b200-8x4", "torchtitan", "no measured run on Blackwell of TorchTitan, or of its relatives, informs"),
         ("mi355x-8x4", "native", "estimates AMD Primus"),
         ("vr200-4x18", "megatron-bridge", "no measured run on Rubin of NeMo"),

@@ -168,7 +168,7 @@ def test_what_such_a_script_prints_is_read(tmp_path):
     ],
 )
 def test_programs_of_other_models_are_one_reason(program):
-    with pytest.raises(InputError, match=f"whose options are not .*got '{program}', allowed: pretrain_gpt.py"):
+    with pytest.raises(InputError, match=f"with other options than .*got '{program}', allowed: pretrain_gpt.py"):
         script_call(f"torchrun {program} --fork-option 1 --other 2\n", path=Path("train.sh"))
 
 
