@@ -94,7 +94,7 @@ def test_what_the_file_leaves_out_is_that_of_its_fabric(write):
     assert (device.scale_up_domain, device.scale_out_bytes_per_s) == (8, 50e9)
     assumed = assumptions_of(read_accelerator(write()))
     assert {"scale_up_bytes_per_s", "scale_out_bytes_per_s", "host_bytes_per_s", "tdp_w"} <= assumed.keys()
-    assert assumed["efficiency"].startswith("that of Hopper")
+    assert assumed["efficiency"].startswith("as on Hopper")
     unlike = MINIMAL.replace('"Hopper"', '"Tensor Engine 1"')
     assert "no architecture" in assumptions_of(read_accelerator(write(unlike)))["efficiency"]
     like = f'rates_of = "Ada"\n{unlike}'
