@@ -166,7 +166,7 @@ def serving_estimate(
         found = [estimate_load(asked, one) for one in closed]
     return ServingEstimate(
         server=asked, loads=found, arrivals=under, price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
-        notes=(*_waiting(found), *notes_of(of, [load], name=model, precision=precision)),
+        notes=(*_waiting(found), *notes_of(of, asked.engine, [load], name=model, precision=precision)),
     )  # fmt: skip
 
 

@@ -190,7 +190,9 @@ def serving_plan(
         question=question, search=found, estimate=estimate_point(question, found.best),
         arrivals=arrivals_of(question, found.best),
         price=hour_price(terms or PriceTerms(), place.accelerator),
-        notes=notes_of(question.served(found.best.layout), [question.load], name=model, precision=precision),
+        notes=notes_of(
+            question.served(found.best.layout), question.engine, [question.load], name=model, precision=precision
+        ),
     )  # fmt: skip
 
 

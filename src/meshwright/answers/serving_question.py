@@ -184,7 +184,9 @@ def server_calibration(path: str | Path | None) -> ServerCalibration | None:
     return None if path is None else read_server_calibration(Path(path))
 
 
-def notes_of(of: Served, loads: Sequence[RequestLoad], *, name: str, precision: str | None) -> tuple[str, ...]:
+def notes_of(
+    of: Served, engine: EngineTraits, loads: Sequence[RequestLoad], *, name: str, precision: str | None
+) -> tuple[str, ...]:
     """Cautions that hold for every estimate of these loads of the model that `name` names.
 
     `precision` is the format of its weights as it was asked for; None: that of its checkpoint.
@@ -193,7 +195,7 @@ def notes_of(of: Served, loads: Sequence[RequestLoad], *, name: str, precision: 
     own = own_precision(name, of.model)[1] if precision is None else None
     found = format_notes(of.weights, of.cluster.accelerator, own=own)
     found += [text] if (text := positions_note(name, of.model, longest)) else []
-    if windowed := window_note(of.model, longest):
+    if windowed := window_note(of.model, longest, windowed_cache=engine.windowed_cache):
         found.append(windowed)
     if any(load.drafted_per_step for load in loads):
         found.append(

@@ -155,15 +155,21 @@ def cached_tokens(model: Model, context: float) -> float:
     return (model.num_layers - windowed) * context + windowed * kept
 
 
-def window_note(model: Model, context: float) -> str | None:
+@cache
+def without_windows(model: Model) -> Model:
+    """The model as an engine caches it that keeps all tokens of every layer."""
+    return replace(model, attention=replace(model.attention, window=0, num_windowed_layers=0, window_pattern=()))
+
+
+def window_note(model: Model, context: float, *, windowed_cache: bool = True) -> str | None:
     """Caution for sessions longer than a sliding window; None where no layer keeps less than the whole session."""
     kept = cached_tokens(model, context)
     if kept == model.num_layers * context:
         return None
+    engine = "an engine without a windowed cache" if windowed_cache else "this engine has no windowed cache and"
     return (
-        f"{model.num_windowed_layers} of {model.num_layers} layers keep their last {model.attention.window:,} tokens; "
-        f"an engine without a windowed cache holds {model.num_layers * context / kept:.2g} times as much for a session "
-        f"of {context:,.0f} tokens"
+        f"{model.num_windowed_layers} of {model.num_layers} layers need their last {model.attention.window:,} tokens; "
+        f"{engine} holds {model.num_layers * context / kept:.2g} times as much for a session of {context:,.0f} tokens"
     )
 
 

@@ -38,7 +38,7 @@ import numpy as np
 from meshwright.arrays import Array, Table
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.capacity import CapacityQuestion, Reserve, device_memory
-from meshwright.inference.memory import session_bytes_on_device
+from meshwright.inference.memory import session_bytes_on_device, without_windows
 from meshwright.inference.rates import ServingRates, StepSeconds, prefill_seconds, step_seconds
 from meshwright.inference.work import Served, StepWork, drafting_work, step_work
 
@@ -86,6 +86,7 @@ class EngineTraits:
     reserves_answers: bool  # admits a request only if its whole answer fits: nothing is evicted
     batch_tokens: int  # of one step
     cache: str | None = None  # format of the cache unless an option says otherwise; None: as the checkpoint's
+    windowed_cache: bool = True  # layers with a sliding window keep its tokens only
     tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
     server: str = ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
 
@@ -106,13 +107,14 @@ def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Re
     )
     device = device_memory(question, of.layout)
     held = length if engine.reserves_answers else load.context
-    whole = session_bytes_on_device(of.model, of.cache, length, of.layout)
+    kept = of.model if engine.windowed_cache else without_windows(of.model)
+    whole = session_bytes_on_device(kept, of.cache, length, of.layout)
     if device.cache < whole:
         raise InfeasibleError(
             f"{of.model.name} in {of.weights.name}, {of.layout.describe()}: a session of {length:,} tokens needs "
             f"{whole / 1e9:.1f} GB of each {of.cluster.accelerator.name}, {device.cache / 1e9:.1f} GB are left"
         )
-    fit = device.cache / session_bytes_on_device(of.model, of.cache, held, of.layout) * of.layout.attention_data
+    fit = device.cache / session_bytes_on_device(kept, of.cache, held, of.layout) * of.layout.attention_data
     asked = inf if load.concurrency is None else load.concurrency / of.layout.replicas
     bounds = {"concurrency": asked, "kv_cache": fit, "engine": float(engine.max_sequences * of.layout.attention_data)}
     binds = min(bounds, key=lambda name: bounds[name])

@@ -84,9 +84,11 @@ def test_more_requests_than_fit_are_shown_beside_those_that_do(meshwright):
 def test_a_windowed_cache_is_said_at_long_contexts(meshwright):
     asked = ("inference", "estimate", "--model", "gpt-oss-20b", "--cluster", "h100-1x1", "--output-tokens", 100)
     (note,) = [n for n in meshwright(*asked, "--input-tokens", 32000, "--json").json["notes"] if "windowed" in n]
-    assert "12 of 24 layers keep their last 128 tokens" in note
+    assert "12 of 24 layers need their last 128 tokens" in note
     assert "holds 2 times as much" in note
     assert "windowed" not in str(meshwright(*asked, "--input-tokens", 20, "--json").json["notes"])
+    whole = meshwright(*asked, "--input-tokens", 32000, "--engine", "trtllm", "--json").json["notes"]
+    assert "this engine has no windowed cache and holds 2 times as much" in str(whole)
 
 
 def test_tables_of_an_estimate_and_a_plan(meshwright):

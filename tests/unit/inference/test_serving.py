@@ -100,6 +100,15 @@ def test_the_cache_bounds_the_batch():
     assert found.limit.sequences == pytest.approx(found.memory.cache / (22_000 * 163_840))
 
 
+def test_an_engine_without_a_windowed_cache_keeps_all_tokens_of_every_layer():
+    of = served("gpt-oss-120b", "h200-1x1", "mxfp4", tensor=1, replicas=1)
+    load = RequestLoad(input_tokens=32_768, output_tokens=1024)
+    full, windowed = (estimate_load(server(of, engines()[name]), load) for name in ("trtllm", "vllm"))
+    assert (full.limit.binds, windowed.limit.binds) == ("kv_cache", "kv_cache")
+    assert full.limit.sequences == pytest.approx(full.memory.cache / (33_792 * 36 * 2 * 8 * 64))
+    assert windowed.limit.sequences == pytest.approx(windowed.memory.cache / ((33_280 + 128) * 18 * 2 * 8 * 64))
+
+
 def test_an_open_loop_serves_what_arrives_and_refuses_more(vllm):
     found = estimate_rate(vllm, LOAD, 3.0)
     assert found.requests_per_s == pytest.approx(3.0, rel=1e-3)
@@ -244,14 +253,15 @@ def test_a_rate_is_served_between_powers_of_two_in_flight():
 
 
 def test_plan_and_estimates_of_a_rate_and_of_a_concurrency_agree():
-    of = served(cluster="h100-8x3", tensor=2, replicas=12)
+    plan = search_layouts(question(cluster="h100-8x3", requests_per_s=100.0, bounds=LatencyLimits())).best
+    of = replace(served(cluster="h100-8x3"), layout=plan.layout)
     by_rate = estimate_rate(server(of, engines()["vllm"]), LOAD, 100.0)
     by_load = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=by_rate.in_flight))
-    plan = search_layouts(question(cluster="h100-8x3", requests_per_s=100.0, bounds=LatencyLimits())).best
     for found in (by_load, plan):
         assert found.requests_per_s == pytest.approx(100.0) == by_rate.requests_per_s
     assert plan.concurrency == pytest.approx(by_rate.in_flight)
     assert plan.itl_s == pytest.approx(by_rate.itl.value)
+    of = served(cluster="h100-8x3", tensor=2, replicas=12)
     most = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=4522))
     assert estimate_rate(server(of, engines()["vllm"]), LOAD, most.requests_per_s).in_flight == pytest.approx(4522)
 
