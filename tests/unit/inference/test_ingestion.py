@@ -53,5 +53,5 @@ def test_the_published_speed_up_of_an_index_build():
     assert found.is_inside
     assert found.value.low == 1.0
     assert 1.4 < found.value.value < 1.7
-    assert found.value.high < 2.5
+    assert found.value.high - 1 < 2.3 * (found.value.value - 1)  # the gain: the interval is a factor of it
     assert any("with the encoder, stages alternate: 1.1" in plan for plan in found.plans)
