@@ -45,8 +45,11 @@ def pinned_text(run: Run, plan: Plan) -> str:
 
 
 def stated_text(run: Run) -> str:
-    """The text of a run file that says what `run` says: its own, with the overrides written into it."""
-    return changed_text(run, {}, wanted=run, what="an override") if run.overrides else run.text
+    """The text of `run`'s file with the overrides written into it. What code has changed since is not in it."""
+    if not run.overrides:
+        return run.text
+    as_read = loads(run.text, file=run.source, overrides=run.overrides, here=run.cluster)
+    return changed_text(as_read, {}, wanted=as_read, what="an override")
 
 
 def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str) -> str:

@@ -207,8 +207,11 @@ def test_each_chunk_of_the_loss_moves_the_weight_gradient_again():
 def test_fused_kernels_move_less_than_calibrated_ones(precision):
     plain = dict.fromkeys(("rms_norm", "swiglu", "rotary"), "reference")
     own, other = case_of(precision=precision).layer(), case_of(precision=precision, **plain).layer()
-    assert own.elementwise.total_s < other.elementwise.total_s
-    assert own.dense_ffn.total_s <= other.dense_ffn.total_s  # fp8: the activation is cast in the same pass
+    # In fp8 the fused activation writes its cast, which a GEMM of the feed-forward block makes otherwise.
+    assert own.elementwise.total_s + own.dense_ffn.total_s < other.elementwise.total_s + other.dense_ffn.total_s
+    assert own.dense_ffn.total_s <= other.dense_ffn.total_s
+    if precision == "bf16":
+        assert own.elementwise.total_s < other.elementwise.total_s
 
 
 def test_the_head_of_a_frozen_model_has_no_sum():

@@ -58,6 +58,16 @@ class _AllMadeError(Exception):
     """The last tensor that a backward pass needs has been made."""
 
 
+class _Inputs(torch.autograd.Function):
+    """A node that saves tensors as any operation does: hooks around it, which offload or reference, see them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, *tensors: Tensor) -> Tensor:
+        """Save the tensors; the anchor requires a gradient, so that there is a node."""
+        ctx.save_for_backward(*tensors)
+        return torch.empty(0)
+
+
 class _Region:
     """One call of a function that saves none of its tensors: the backward pass makes them again from the inputs."""
 
@@ -67,7 +77,9 @@ class _Region:
         self.function, self.again = function, again
         are_tensors = [isinstance(x, Tensor) for x in inputs]
         self.wants_grad = [x.requires_grad if is_one else None for x, is_one in zip(inputs, are_tensors, strict=True)]
-        self.inputs = [_pack(x.detach()) if is_one else x for x, is_one in zip(inputs, are_tensors, strict=True)]
+        tensors = (x for x, is_one in zip(inputs, are_tensors, strict=True) if is_one)
+        self.saved: Any = _Inputs.apply(torch.empty(0, requires_grad=True), *tensors).grad_fn
+        self.others = [None if is_one else x for x, is_one in zip(inputs, are_tensors, strict=True)]
         self.num_saved = 0
         self.made: dict[int, Tensor] = {}
 
@@ -91,9 +103,10 @@ class _Region:
                 raise _AllMadeError
             return made[-1]
 
+        saved = iter(self.saved.saved_tensors)
         inputs = [
-            x if wants_grad is None else _unpack(x).detach().requires_grad_(wants_grad)
-            for x, wants_grad in zip(self.inputs, self.wants_grad, strict=True)
+            x if wants_grad is None else next(saved).detach().requires_grad_(wants_grad)
+            for x, wants_grad in zip(self.others, self.wants_grad, strict=True)
         ]
         with suppress(_AllMadeError), torch.enable_grad(), self.again(), saved_tensors_hooks(pack, _as_it_is):
             self.function(*inputs)
