@@ -51,14 +51,14 @@ def shipped_layout(model: str, accelerator: str) -> ShippedLayout | None:
         return None
     with measured_runs_path().open(encoding="utf-8", newline="") as lines:
         header = next(lines)
-        row = next(csv.DictReader([header, line]) for line in lines if line.startswith(f"{id},"))
-    (found,) = row
+        line = next(line for line in lines if line.startswith(f"{id},"))
+    row = next(csv.DictReader([header, line]))
     columns = {"tensor": "tp", "pipeline": "pp", "context": "cp", "expert": "ep"}
     return ShippedLayout(
         id=id,
-        framework=f"{found['framework']} {found['framework_version']}",
-        num_devices=int(found["num_gpus"]),
-        degrees={name: int(found[column]) for name, column in columns.items()},
+        framework=f"{row['framework']} {row['framework_version']}",
+        num_devices=int(row["num_gpus"]),
+        degrees={name: int(row[column]) for name, column in columns.items()},
     )
 
 

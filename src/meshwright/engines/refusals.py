@@ -237,7 +237,7 @@ def regularisers(run: Run) -> Iterator[Unsupported]:
     """Terms of the loss and noise, which the engine does not add."""
     for name in ("z_loss", "label_smoothing", "neftune_alpha"):
         if getattr(run.train, name):
-            yield Unsupported(key=f"train.{name}", reason="the engine's loss is plain cross-entropy: must be 0")
+            yield Unsupported(key=f"train.{name}", reason="only the native engine has it in this form: must be 0")
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:

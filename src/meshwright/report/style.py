@@ -5,7 +5,7 @@ from __future__ import annotations
 from meshwright.report.figures import FAINT, INK
 
 COLUMN = "46rem"
-"""Least width of one of two columns: figures have their full size in it, with text of at least 11 pixels."""
+"""Least width of one of two columns: figures have nearly their full size in it, with text of at least 10.5 pixels."""
 
 EDGE = "no-repeat local, linear-gradient(to {0}, var(--shade), transparent) {1} 0 / .8rem 100% no-repeat"
 SCROLL_CUES = ", ".join(

@@ -113,7 +113,7 @@ TERMS = 8 * 16
 """The longest sum of these runs: over the tokens of a step, in a gradient and in the loss."""
 ROUNDINGS = 4
 """To bf16, from a product to the next: of its parts on the ranks and of their sum, of the residual stream, of the norm.
-A feed-forward layer has as many: of the product, of the activation, and of what it multiplies."""
+A feed-forward layer rounds as often: the products, the activation and their product."""
 
 COVERED = ("tensor, bf16", "tensor, dropout", "pipeline", "4-bit base, qkv")
 """Cases whose plan and settings others have, with more."""

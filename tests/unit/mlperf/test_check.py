@@ -462,7 +462,7 @@ def test_empty_file(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(package_version() is None, reason="mlperf-logging is not installed")
 def test_official_checker(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """One process checks all: what it accepts although wrong, what it stops at, and a log after one that stopped it."""
+    """One process checks wrong logs that it accepts, logs that stop it, and a log after one that stopped it."""
     files = []
     for name, change, *_ in LORA_MUTATIONS:
         log = SyntheticLog()

@@ -1,4 +1,4 @@
-"""From a run file to a Run, and what is said when it cannot be."""
+"""A run file becomes a Run, or an error names its fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`adapter_config.json` of PEFT's LoRA adapters: what is read, what is refused, what is written.
+"""Read and write `adapter_config.json` of PEFT's LoRA adapters; keys that cannot be followed are refused.
 
 A pattern of ranks or alphas is a regular expression of the last parts of a module's name; the first match counts.
 """
