@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from meshwright.answers.serving_plan import ServingPlan
 
 MAX_RATE = 1e9
-ENGINES = ("vllm", "trtllm", "sglang", "vllm-v0", "llamacpp", "generic")
+ENGINES = ("vllm", "trtllm", "sglang", "vllm-v0", "trtllm-0", "sglang-2025", "llamacpp", "generic")
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,10 @@ LAYOUT = NamedCounts(
 )
 MEMORY_RATIO = Amount("Share of a device's memory that the engine may use.", unset="0.9", metavar="SHARE", high=1)
 ENGINE = OneOf(
-    "Inference engine: its host time and what bounds its batch.", unset="vllm, or the calibrated one", values=ENGINES
+    "Inference engine: its host time and what bounds its batch. Earlier releases have names of their own: vllm-v0 "
+    "(before 0.8), trtllm-0 (before 1.0), sglang-2025 (before 0.5.6).",
+    unset="vllm, or the calibrated one",
+    values=ENGINES,
 )
 CALIBRATION = AnyPath("Constants of one server, from `meshwright inference calibrate`.", is_folder=False)
 

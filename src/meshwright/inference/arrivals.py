@@ -13,21 +13,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from math import ceil, gcd, inf
+from math import gcd, inf
 from typing import Any
 
 import numpy as np
 
 from meshwright.arrays import FloatArray, scalar
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.inference.batching import ROUNDING, BatchingReplica, serve
-from meshwright.inference.rates import prefill_seconds
+from meshwright.inference.batching import BatchingReplica, serve
 from meshwright.inference.server import Server, full, rate_load, states, transfer_s
 from meshwright.inference.serving import (
-    OF_ONE_PROMPT,
     BatchLimit,
     RequestLoad,
+    alone_s,
     isolated_prefill_s,
+    outside_s,
     preempted,
     request_work,
     steady,
@@ -146,11 +146,12 @@ def capacity_per_s(asked: Server, load: RequestLoad) -> float:
     def request_s(limit: BatchLimit) -> float:
         return scalar(steady(request_work(asked.of, load, asked.engine, limit), asked.rates).request_s)
 
+    outside = scalar(outside_s(request_work(asked.of, load, asked.engine, limit), asked.rates))
     steps, places = (load.output_tokens - 1) / (1 + load.accepted_per_step), scalar(limit.sequences)
     most, decoding = places / request_s(limit), max(steps / _prompt_steps(asked, load), 1.0)
     if steps and decoding < places:
         bounded = BatchLimit(sequences=decoding, binds="engine")
-        most = min(most, decoding / (request_s(bounded) - scalar(asked.rates.request_s)))
+        most = min(most, decoding / (request_s(bounded) - outside))
     return asked.of.layout.replicas * most
 
 
@@ -228,21 +229,22 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
     work = request_work(asked.decoding, load, asked.engine, replace(limit, sequences=np.arange(1.0, places + 1)))
     found = steady(work, rates)
 
+    step_s = [0.0, *np.ravel(found.step.total).tolist()]
+    one = work.take(0)
+
     @cache
-    def unshared_s(part: float) -> float:
-        several = replace(work.prompt, **{name: getattr(work.prompt, name) * part for name in OF_ONE_PROMPT})
-        num_steps = ceil(part * work.prompt_steps - ROUNDING)
-        return scalar(prefill_seconds(several, rates, num_steps).total) / layout.pipeline
+    def prompts_s(part: float, decoding: int) -> float:
+        beside = steady(work.take(decoding - 1), rates).step if decoding else None
+        return scalar(alone_s(one, rates, part, beside=beside)) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else preempted(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
-        places=places, step_s=[0.0, *np.ravel(found.step.total).tolist()], steps=float(work.steps), prompt_steps=0.0,
-        prompt_s=scalar(found.prompt.total) / layout.pipeline, unshared_s=unshared_s,
-        recomputed=again * load.context / load.input_tokens,
+        places=places, step_s=step_s, steps=float(work.steps), prompt_steps=0.0,
+        prompts_s=prompts_s, recomputed=again * load.context / load.input_tokens,
     )  # fmt: skip
     prompts = replace(decoding, places=10**9, steps=0.0, prompt_steps=_prompt_steps(asked, load))
-    delay_s = (1 - 1 / (layout.attention_data * layout.pipeline)) * scalar(isolated_prefill_s(work, rates))
-    return prompts, decoding, scalar(rates.request_s) + delay_s
+    delay_s = (1 - 1 / (layout.attention_data * layout.pipeline)) * scalar(isolated_prefill_s(one, rates))
+    return prompts, decoding, scalar(outside_s(one, rates)) + delay_s
 
 
 @dataclass(frozen=True, kw_only=True)

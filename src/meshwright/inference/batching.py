@@ -5,8 +5,7 @@ a token, and computes parts of the prompts of those before them in line. Prompts
 parts as the steps that hold them, so a prompt by itself takes the steps that the estimate gives it. Its seconds:
 
     decoding n        step_s[n]
-    with prompts      step_s[n] + part x prompt_s, as prompts share the steps of the others in the steady state
-    prompts only      unshared_s(part), as nothing else reads the weights
+    with prompts      step_s[n] + prompts_s(part, n), what they add to the step
 
 Time jumps over steps in which nothing changes.
 """
@@ -35,8 +34,7 @@ class BatchingReplica:
     step_s: Sequence[float]  # of a decode step by the requests that decode: 0 for none, up to `places`
     steps: float  # decode steps of a request, a mean; 0: it has all its tokens when its prompt is computed
     prompt_steps: float  # steps that a prompt fills, as their tokens are bounded; 0: its cache comes from elsewhere
-    prompt_s: float  # that a prompt adds to steps of others
-    unshared_s: Callable[[float], float]  # of a step of prompts only, by their sum
+    prompts_s: Callable[[float, int], float]  # that prompts add to a step, by their sum and the requests that decode
     recomputed: float = 0.0  # prompts that a request computes again, where more wait than have a place
 
 
@@ -90,7 +88,7 @@ class _Run:
         step_s, is_full = replica.step_s[len(self.decoding)], self.num_held == replica.places
         if self.prompts:
             part = self.left / (ceil(self.left * replica.prompt_steps - ROUNDING) or 1)
-            step_s = step_s + part * replica.prompt_s if self.decoding else replica.unshared_s(part)
+            step_s += replica.prompts_s(part, len(self.decoding))
         else:
             count = self.decoding[0][0] - self.clock
             if not is_full and self.next_s() < inf:

@@ -68,8 +68,8 @@ PRIORS = (
         reason="two norms, two residual additions, rotary embedding, activation, quantisation of a layer, partly fused",
     ),
     ConstantPrior(
-        name="collective_factor", median=1.0, sd=0.3, by={"architecture": 0.2},
-        reason="bytes of a collective, against NCCL as calibrated for training",
+        name="collective_factor", median=1.0, sd=0.3, by={"architecture": 0.2, "engine": 0.2},
+        reason="bytes of a collective, against NCCL as calibrated for training; engines have all-reduces of their own",
     ),
     ConstantPrior(
         name="collective_s", median=1e-5, sd=0.25, by={"architecture": 0.3},
@@ -84,12 +84,20 @@ PRIORS = (
         reason="router, top-k, permutation and grouped GEMMs: some five to ten further kernels",
     ),
     ConstantPrior(
+        name="eager_layer_s", median=4e-4, sd=0.5, by={"engine": 0.4},
+        reason="steps with prompts have no CUDA graph: 20 to 40 operators a layer of 10 to 20 microseconds in Python",
+    ),
+    ConstantPrior(
         name="host_s", median=1e-3, sd=0.4, by={"engine": 0.6},
         reason="scheduler, sampling and detokenising per step: below 1 ms overlapped, several ms in Python",
     ),
     ConstantPrior(
         name="sequence_s", median=5e-6, sd=0.4, by={"engine": 0.6},
         reason="host work per running sequence and step",
+    ),
+    ConstantPrior(
+        name="token_s", median=3e-6, sd=0.5, by={"engine": 0.3},
+        reason="a tokeniser reads 200,000 to 500,000 tokens a second on one core",
     ),
     ConstantPrior(
         name="request_s", median=2e-3, sd=0.7, by={"engine": 0.5},

@@ -20,7 +20,7 @@ from meshwright.accuracy.csvfile import MAX_COUNT, CsvRow, read_table
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError, InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
-from meshwright.inference.formats import cache_format, computed_in, weight_format
+from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import ServingLayout, check_layout
 from meshwright.inference.memory import served
 from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, batch_limit
@@ -167,7 +167,7 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     engine = _engine(row)
     try:
         weights = weight_format(_precision(row), place.accelerator)
-        cache = cache_format(_cache_precision(row, engine, weights.is_quantised, assumed), place.accelerator)
+        cache = cache_format(_cache_precision(row, engine, usual_cache(weights), assumed), place.accelerator)
     except UnknownNameError as error:
         raise _RefusedError(PointReason.UNKNOWN_PRECISION, error.message) from None
     if computed_in(weights, place.accelerator) != weights.matmul:
@@ -176,8 +176,9 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     try:
         check_layout(layout, model, place)
         load = RequestLoad(
-            input_tokens=length_in, output_tokens=length_out, concurrency=load_concurrency, rounds=_rounds(row, assumed)
-        )
+            input_tokens=_mean_length(row, length_in), output_tokens=_mean_length(row, length_out),
+            concurrency=load_concurrency, rounds=_rounds(row, assumed),
+        )  # fmt: skip
         limit = batch_limit(served, load, engine, shipped_reserve())
     except InputError as error:
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
@@ -280,7 +281,7 @@ META_FP8 = "meta fp8"
 """Meta's own 8-bit checkpoint of Llama 3.1 405B, in the note of a row."""
 
 
-def _cache_precision(row: CsvRow, engine: EngineTraits, quantised: bool, assumed: list[str]) -> str:
+def _cache_precision(row: CsvRow, engine: EngineTraits, usual: str, assumed: list[str]) -> str:
     note = row.text("note").lower()
     if engine.cache is not None and "--kv-cache-dtype" not in note:
         return engine.cache
@@ -288,10 +289,11 @@ def _cache_precision(row: CsvRow, engine: EngineTraits, quantised: bool, assumed
         return "fp8"
     if "bf16 kv" in note or "fp16 kv" in note:
         return "bf16"
-    if META_FP8 in note or not quantised:
+    if META_FP8 in note:
         return "bf16"
-    assumed.append("fp8 KV cache")
-    return "fp8"
+    if usual != "bf16":
+        assumed.append(f"{usual} KV cache")
+    return usual
 
 
 _ATTENTION_DATA = re.compile(r"(?:attention|attn)[-_ ]*dp|dp[-_ ]*(?:attention|attn)")
@@ -407,25 +409,41 @@ def _concurrency(row: CsvRow) -> float | None:
     return float(row.count("concurrency") or _none(PointReason.NO_LOAD))
 
 
-_ROUNDS = {"inferencex": 10.0, "inferencemax": 10.0}
-"""Requests for each one in flight by the beginning of a source's name. SemiAnalysis's benchmark sends ten
-(benchmark_serving.py --num-prompts CONC * 10 --request-rate inf), the first of them all at once."""
+_INFERENCEX = ("inferencex", "inferencemax")
+"""Beginnings of the names of SemiAnalysis's benchmark."""
+
+ROUNDS, SHORTEST = 10.0, 0.8
+"""It sends ten requests for each one in flight, the first of them all at once, and draws their lengths from 0.8 of the
+stated one to the whole (benchmark_serving.py --num-prompts CONC * 10 --request-rate inf --random-range-ratio 0.8)."""
+
+
+def _mean_length(row: CsvRow, stated: int) -> int:
+    drawn = row.text("source").lower().startswith(_INFERENCEX) and stated > 1
+    return round(stated * (1 + SHORTEST) / 2) if drawn else stated
 
 
 def _rounds(row: CsvRow, assumed: list[str]) -> float:
     """Rounds of the benchmark, which a mean time to the first token is over; a median is of later rounds."""
     source, metric = row.text("source").lower(), row.text("metric").lower()
-    found = next((n for name, n in _ROUNDS.items() if source.startswith(name)), 0.0)
-    if not found or not row.count("concurrency") or "ttft" not in metric or metric.startswith(("median", "p50")):
+    if (
+        not source.startswith(_INFERENCEX)
+        or not row.count("concurrency")
+        or "ttft" not in metric
+        or metric.startswith(("median", "p50"))
+    ):
         return 0.0
-    assumed.append(f"{found:g} requests for each one in flight, which begin at once")
-    return found
+    assumed.append(f"{ROUNDS:g} requests for each one in flight, which begin at once")
+    return ROUNDS
 
 
 @cache
 def engines() -> dict[str, EngineTraits]:
     """Inference engines by name."""
-    return {name: EngineTraits(name=name, **_without_prefixes(values)) for name, values in _engine_data().items()}
+    named = ("prefixes", "before", "before_date")
+    return {
+        name: EngineTraits(name=name, **{key: value for key, value in values.items() if key not in named})
+        for name, values in _engine_data().items()
+    }
 
 
 @cache
@@ -436,22 +454,30 @@ def _engine_data() -> dict[str, dict[str, Any]]:
     return {name: values for name, values in tomllib.loads(text).items() if name != "sources"}
 
 
-def _without_prefixes(values: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if name != "prefixes"}
-
-
 def _engine(row: CsvRow) -> EngineTraits:
-    return engine_of(row.text("framework"))
+    measured = re.search(r"measured=(20\d\d-\d\d)", row.text("note"))
+    return engine_of(row.text("framework"), date=measured[1] if measured else "")
 
 
-def engine_of(framework: str) -> EngineTraits:
-    """The engine of a framework's name in a table, with its version or without.
+def engine_of(framework: str, date: str = "") -> EngineTraits:
+    """The engine of a framework's name in a table, by its release or its date; `date` where the name has neither.
 
-    >>> engine_of("TRT-LLM 0.19").name, engine_of("sglang v0.5.9-cu130").name, engine_of("").name
-    ('trtllm', 'sglang', 'generic')
+    >>> [engine_of(text).name for text in ("TRT-LLM 0.19", "sglang v0.5.9-cu130", "vLLM (Nov 2024)", "vllm 0.10.2", "")]
+    ['trtllm-0', 'sglang', 'vllm-v0', 'vllm', 'generic']
     """
     text = framework.lower().strip()
+    release = re.search(r"(?<![\d.])\d{1,2}(\.\d+)+", text)
+    dated = re.search(r"20\d\d(-\d\d)?", text)
     for name, values in _engine_data().items():
-        if any(text.startswith(prefix) for prefix in values["prefixes"]):
+        if not any(text.startswith(prefix) for prefix in values["prefixes"]):
+            continue
+        if "before" not in values or _is_before(values, release and release[0], dated[0] if dated else date):
             return engines()[name]
     return engines()["generic"]
+
+
+def _is_before(values: Mapping[str, Any], release: str | None, date: str) -> bool:
+    if release is None:
+        return "" < date < values["before_date"]
+    numbers, first = ([int(part) for part in text.split(".")] for text in (release, values["before"]))
+    return numbers < first

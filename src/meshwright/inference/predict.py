@@ -26,6 +26,9 @@ NORMAL_80 = 1.2815515594
 FIRST_TOKEN = "time to first token"
 """Group of intervals of TTFT."""
 
+TIMES = (Quantity.ITL, Quantity.USER_RATE, Quantity.BATCH)
+"""Quantities of one request or batch; the others are rates of a server."""
+
 STEP = 1e-4
 """Of a derivative, in units of a logarithm."""
 
@@ -99,7 +102,8 @@ def interval_group(point: PointConditions) -> str:
     """Group of points whose intervals have one scale: those of a kind are off by as much."""
     if point.quantity is Quantity.TTFT:
         return FIRST_TOKEN
-    return "dense" if point.served.model.experts is None else "mixture of experts"
+    kind = "dense" if point.served.model.experts is None else "mixture of experts"
+    return f"{kind}, {'times' if point.quantity in TIMES else 'rates'}"
 
 
 def spread_of(

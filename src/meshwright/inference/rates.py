@@ -8,13 +8,14 @@
 P dense peak of the GEMM's format, P16 of 16 bits, B memory bandwidth. u, u_g, u_a, r, r_c: shares that kernels reach.
 A GEMM of fewer tokens than the engine's tile reaches u_d of the others' rate (llama.cpp on a CPU). c: seconds of
 collectives over those of `cost.collectives`. l: launches and gaps of one layer's kernels. h, h_s: scheduling and
-sampling on the host, by engine; a request has a further time outside of all steps. Williams et al. 2009 for the
-roofline.
+sampling on the host, by engine; a request has a further time outside of all steps, in which its prompt is tokenised.
+A step with prompts has no CUDA graph: it takes at least the time in which the host starts its kernels, layer by layer.
+Williams et al. 2009 for the roofline.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -43,8 +44,10 @@ class ServingRates(Table):
     collective_s: Array  # further seconds of one collective: synchronisation of ranks
     layer_s: Array
     moe_layer_s: Array
+    eager_layer_s: Array  # in which the host starts the kernels of a layer, where no graph holds them
     host_s: Array
     sequence_s: Array
+    token_s: Array  # of a token of a prompt, outside of its steps: tokenising
     request_s: Array  # of a request, outside of its steps: connection, tokenising, admission, first answer
 
 
@@ -93,21 +96,32 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
     )
 
 
-def prefill_seconds(work: StepWork, rates: ServingRates, num_steps: Array) -> StepSeconds:
+def prefill_seconds(
+    work: StepWork, rates: ServingRates, num_steps: Array, *, eager_layers: Array = 0.0,
+    beside: StepSeconds | None = None, mixes: Array = 1.0,
+) -> StepSeconds:  # fmt: skip
     """Seconds that prompts add to the steps that carry them.
 
     work: all tokens of one prompt. num_steps: steps that one prompt fills, a fraction where several share one. Weights,
-    launches and the host are paid once per step.
+    launches and the host are paid once per step. eager_layers: layers whose kernels the host starts one by one.
+    beside: a step of the tokens that are decoded beside the prompts, which has read weights and started kernels
+    already. mixes: 1 where a step decodes beside prompts, 0 where prompts have steps of their own.
     """
     gemm = rates.gemm_peak * rates.gemm_ratio
     memory = rates.memory_peak * rates.memory_ratio
     math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
-    return StepSeconds(
-        linear=smooth_maximum(num_steps * work.weight_bytes / memory, math_s),
+    weights_s = work.weight_bytes / memory
+    own = num_steps if beside is None else num_steps * (1 - mixes)
+    shared = num_steps - own
+    read_s = 0.0 if beside is None else np.minimum(beside.linear, weights_s)
+    found = StepSeconds(
+        linear=smooth_maximum(num_steps * weights_s, math_s) - shared * read_s,
         attention=work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
         elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
-        communication=work.collective_s * rates.collective_factor
-        + num_steps * work.num_collectives * rates.collective_s,
-        launches=num_steps * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),
-        host=num_steps * rates.host_s,
+        communication=work.collective_s * rates.collective_factor + own * work.num_collectives * rates.collective_s,
+        launches=own * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),
+        host=own * rates.host_s,
     )
+    device_s = found.total + (0.0 if beside is None else shared * beside.total)
+    eager_s = num_steps * eager_layers * rates.eager_layer_s
+    return replace(found, launches=found.launches + smooth_maximum(device_s, eager_s) - device_s)

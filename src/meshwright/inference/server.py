@@ -27,7 +27,7 @@ from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.layout import check_layout
 from meshwright.inference.memory import session_bytes
 from meshwright.inference.predict import rates_for
-from meshwright.inference.rates import ServingRates
+from meshwright.inference.rates import ServingRates, prefill_seconds
 from meshwright.inference.serving import (
     BatchLimit,
     EngineTraits,
@@ -96,8 +96,12 @@ def states(asked: Server, load: RequestLoad, batches: Array) -> Steady:
     """
     limit = BatchLimit(sequences=batches, binds="concurrency")
     load = replace(load, concurrency=None, lockstep=load.lockstep and not asked.prefill_replicas)
-    found = steady(request_work(asked.decoding, load, asked.engine, limit), asked.rates)
-    return _disaggregated(asked, load, batches, found) if asked.prefill_replicas else found
+    work = request_work(asked.decoding, load, asked.engine, limit)
+    found = steady(work, asked.rates)
+    if not asked.prefill_replicas:
+        return found
+    prompt = prefill_seconds(work.prompt, asked.rates, work.token_steps, eager_layers=work.eager_layers)
+    return _disaggregated(asked, load, batches, replace(found, prompt=prompt))
 
 
 def _disaggregated(asked: Server, load: RequestLoad, batches: Array, mixed: Steady) -> Steady:

@@ -9,6 +9,9 @@ steps and shares the device with the prompts of the others:
     output tokens/s     replicas x B x o / time of a request
     total tokens/s      output x (i + o) / o
 
+t_prefill is what a prompt adds to a step that decodes beside it, or a step of its own where the engine does not mix
+them. A step with prompts takes at least the time in which the host starts its kernels.
+
 With p pipeline stages, p parts of the batch are on their way at once: a step is that of B/p requests, and a stage is
 busy with a prompt for a p-th of its time.
 
@@ -37,6 +40,7 @@ import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.inference.batching import ROUNDING
 from meshwright.inference.capacity import CapacityQuestion, Reserve, device_memory
 from meshwright.inference.memory import session_bytes_on_device, without_windows
 from meshwright.inference.rates import ServingRates, StepSeconds, prefill_seconds, step_seconds
@@ -86,7 +90,9 @@ class EngineTraits:
     reserves_answers: bool  # admits a request only if its whole answer fits: nothing is evicted
     batch_tokens: int  # of one step
     cache: str | None = None  # format of the cache unless an option says otherwise; None: as the checkpoint's
+    mixes_prompts: bool = True  # a step computes prompts and decodes; False: in steps of their own
     windowed_cache: bool = True  # layers with a sliding window keep its tokens only
+    eager_prompts: bool = True  # the host starts the kernels of a step with prompts one by one, from Python
     tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
     server: str = ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
 
@@ -127,7 +133,10 @@ class RequestWork(Table):
 
     decode: StepWork
     prompt: StepWork
-    prompt_steps: Array  # steps that one prompt fills
+    prompt_steps: Array  # steps that carry one prompt, a fraction where others share them
+    token_steps: Array  # of them where all are full: by the tokens of a step alone
+    eager_layers: Array  # whose kernels the host starts one by one in these steps; layers of experts have twice as many
+    mixes: Array  # 1: these steps decode tokens too
     sequences: Array  # in flight on one replica
     waiting: Array  # requests per one in flight, those that wait for a place included
     input_tokens: Array
@@ -149,16 +158,22 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     decode = step_work(
         of, sequences=part, tokens=verified, context=load.context, decoding=True, tile_tokens=engine.tile_tokens
     )
+    steps = (load.output_tokens - 1) / (1 + load.accepted_per_step)
+    ended = np.maximum((part - 1) / max(steps, 1.0), LEAST)  # others by a step, in the mean: as many begin
+    shared = ended / -np.expm1(-ended)  # prompts of a step that has any, where they begin by chance
     drafting = drafting_work(of, sequences=part, context=load.context, drafted=load.drafted_per_step)
     return RequestWork(
         decode=decode if drafting is None else decode.plus(drafting),
         prompt=prompt_work(of, load.input_tokens, engine.batch_tokens),
-        prompt_steps=load.input_tokens / engine.batch_tokens,
+        prompt_steps=np.maximum(load.input_tokens / engine.batch_tokens, 1 / shared),
+        token_steps=load.input_tokens / engine.batch_tokens,
+        eager_layers=float(engine.eager_prompts) * (of.model.num_layers + of.model.num_moe_layers),
+        mixes=float(engine.mixes_prompts),
         sequences=batch,
         waiting=asked / batch,
         input_tokens=load.input_tokens,
         output_tokens=load.output_tokens,
-        steps=(load.output_tokens - 1) / (1 + load.accepted_per_step),
+        steps=steps,
         replicas=of.layout.replicas,
         groups=of.layout.attention_data,
         stages=of.layout.pipeline,
@@ -180,6 +195,10 @@ OF_ONE_PROMPT = (
     "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "sequences",
 )  # fmt: skip
 """Work of a prompt's own tokens. Weights, collectives and layers are those of a step, which prompts share."""
+
+
+LEAST = 1e-9
+"""Requests by a step of an empty server."""
 
 
 def prompt_work(of: Served, input_tokens: int, batch_tokens: int) -> StepWork:
@@ -210,20 +229,33 @@ class Steady(Table):
 def steady(work: RequestWork, rates: ServingRates) -> Steady:
     """Latencies and rates of the steady state."""
     step = step_seconds(work.decode, rates)
-    prompt = prefill_seconds(work.prompt, rates, work.prompt_steps)
     batch, decode_s = work.sequences, work.steps * step.total
     shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
+    prompt = prefill_seconds(
+        work.prompt,
+        rates,
+        work.prompt_steps,
+        eager_layers=work.eager_layers,
+        beside=step,
+        mixes=work.mixes * (work.steps > 0) * np.clip(batch - 1, 0.0, 1.0),
+    )
+    outside = outside_s(work, rates)
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
-    own_s = np.where(in_step, cohort_s(work, rates, together), prompt.total)
+    cohorts_s = cohort_s(work, rates, together)
+    own_s = np.where(in_step, cohorts_s, alone_s(work, rates, 1.0))
+    others_s = np.where(in_step, cohorts_s, prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
-    request_s = rates.request_s + decode_s + np.maximum(shared / together / work.stages, 1.0) * own_s + again_s
+    others = np.maximum(shared / together / work.stages - 1, 0.0)
+    request_s = outside + decode_s + own_s + others * others_s + again_s
     rate = work.replicas * batch * work.output_tokens / request_s
     gaps = work.output_tokens - 1
     several = gaps > 0
-    itl_s = np.maximum(request_s - rates.request_s - own_s, 0.0) / (gaps + (1 - several)) * several
+    itl_s = np.maximum(request_s - outside - own_s, 0.0) / (gaps + (1 - several)) * several
     one_s = np.where(in_step, own_s, isolated_prefill_s(work, rates))
-    first_s = (shared - 1) / 2 * prompt.total / work.stages  # that a prompt of the first round waits for the others
+    full = np.clip(1 / work.token_steps, 1.0, shared)  # prompts of the first round's steps, which end together
+    first_s = (shared / full + 1) / 2 * cohort_s(work, rates, full) / work.stages - one_s
+    first_s = np.maximum(first_s + (shared - 1) / 2 * work.input_tokens * rates.token_s, 0.0)
     begun_s = np.where(in_step | (work.rounds == 0), 0.0, first_s / np.maximum(work.rounds, 1.0))
     found_at_work = np.where(in_step & (shared <= together), 0.0, 0.5)  # of a step that the prompt waits for
     return Steady(
@@ -232,7 +264,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
         in_flight=work.replicas * batch,
         request_s=request_s,
         itl_s=itl_s,
-        ttft_s=rates.request_s + one_s + found_at_work * step.total + begun_s + (work.waiting - 1) * request_s,
+        ttft_s=outside + one_s + found_at_work * step.total + begun_s + (work.waiting - 1) * request_s,
         batch_s=request_s,
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,
@@ -241,11 +273,25 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
 
 def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
     """Seconds of the steps of `count` prompts that are computed together; at least one for each attention group."""
-    count = np.maximum(count, work.groups)
-    several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
-    return prefill_seconds(several, rates, np.ceil(count / work.groups * work.prompt_steps)).total
+    return alone_s(work, rates, np.maximum(count, work.groups), groups=work.groups)
 
 
 def isolated_prefill_s(work: RequestWork, rates: ServingRates) -> Array:
     """Seconds of the steps of one prompt that shares them with no other prompt."""
-    return work.groups * prefill_seconds(work.prompt, rates, np.ceil(work.prompt_steps)).total
+    return work.groups * alone_s(work, rates, 1.0)
+
+
+def alone_s(
+    work: RequestWork, rates: ServingRates, count: Array, *, groups: Array = 1.0, beside: StepSeconds | None = None
+) -> Array:
+    """Seconds of the steps of `count` prompts on so many attention groups, or what they add to steps that decode."""
+    several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
+    num_steps = np.ceil(count / groups * work.token_steps - ROUNDING)
+    return prefill_seconds(
+        several, rates, num_steps, eager_layers=work.eager_layers, beside=beside, mixes=work.mixes
+    ).total
+
+
+def outside_s(work: RequestWork, rates: ServingRates) -> Array:
+    """Seconds of a request outside of all steps."""
+    return rates.request_s + work.input_tokens * rates.token_s

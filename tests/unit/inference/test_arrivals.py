@@ -68,7 +68,7 @@ def test_without_a_load_a_request_has_the_latencies_of_one(name):
     step_s = sum(one.step_components_s.values())
     assert found.itl_s.mean() == pytest.approx(one.itl.value, rel=0.01)
     assert found.ttft_s.max() <= one.ttft.value * (1 + 1e-9)  # which waits for half a step of others
-    assert found.ttft_s.min() == pytest.approx(one.ttft.value - step_s / 2)
+    assert found.ttft_s.min() == pytest.approx(one.ttft.value - step_s / 2, rel=1e-3)
     assert found.queue_share == 0
 
 
@@ -90,7 +90,10 @@ def test_a_saturated_server_finishes_what_the_estimate_does(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_half_a_load_has_the_means_of_the_estimate(name):
-    """The estimate has no fluctuations: they lengthen steps, which are convex in what a step holds."""
+    """The estimate has no fluctuations: they lengthen steps, which are convex in what a step holds.
+
+    Its prompts begin by chance, so some share a step: those of constant gaps have a step each.
+    """
     asked, load = SERVERS[name]
     rate = 0.4 * capacity_per_s(asked, load)
     found, mean = at(asked, load, 0.4, "constant"), estimate_rate(asked, load, rate)

@@ -16,8 +16,8 @@ PROMPT_S = 0.5
 def replica(**changes) -> BatchingReplica:
     """Prompts of one step each, which are computed one by one, and answers of one token."""
     plain = {
-        "places": 10**6, "step_s": [0.0], "steps": 0.0, "prompt_steps": 1.0, "prompt_s": PROMPT_S,
-        "unshared_s": lambda part: part * PROMPT_S,
+        "places": 10**6, "step_s": [0.0], "steps": 0.0, "prompt_steps": 1.0,
+        "prompts_s": lambda part, _decoding: part * PROMPT_S,
     }  # fmt: skip
     return BatchingReplica(**(plain | changes))
 
@@ -68,7 +68,12 @@ def test_constant_arrivals_below_the_capacity_do_not_wait():
 
 def test_steps_are_shared_and_prompts_lengthen_them():
     """Two prompts at once; then both decode; a third comes in the second step and lengthens the third."""
-    one = replica(step_s=[0.0, 1.0, 2.0, 3.0], steps=3.0, prompt_steps=0.5, prompt_s=0.25)
+    one = replica(
+        step_s=[0.0, 1.0, 2.0, 3.0],
+        steps=3.0,
+        prompt_steps=0.5,
+        prompts_s=lambda part, decoding: part / (4 if decoding else 2),
+    )
     first_s, end_s, _queue_s = serve(one, [0.0, 0.0, 4.0])
     assert first_s.tolist() == [1.0, 1.0, 7.25]  # steps end at 3, 5, and with the prompt at 7.25
     assert end_s.tolist() == [7.25, 7.25, 10.25]
@@ -90,7 +95,7 @@ def test_answers_of_fractional_steps_have_their_mean():
 
 def test_a_prompt_of_several_steps_is_cut_into_equal_parts():
     parts = []
-    one = replica(prompt_steps=2.5, unshared_s=lambda part: parts.append(part) or 1.0)
+    one = replica(prompt_steps=2.5, prompts_s=lambda part, _decoding: parts.append(part) or 1.0)
     assert serve(one, [0.0])[0].tolist() == [3.0]
     assert parts == pytest.approx([1 / 3] * 3)
 

@@ -44,14 +44,31 @@ def test_the_mean_of_a_benchmark_holds_its_first_round_and_the_median_does_not(p
     cells = {"source": "InferenceX via x@0123456 id=1", "metric": "ttft", "value": "100", "concurrency": "64"}
     mean, median = point(**cells), point(**cells | {"metric": "median_ttft"})
     single = point(**cells | {"concurrency": "1"})
-    elsewhere = point(**cells | {"source": "a table"})
+    elsewhere = point(**cells | {"source": "a table", "isl": "922", "osl": "922"})
     assert [p.conditions.load.rounds for p in (mean, median, elsewhere)] == [10, 0, 0]
     assert any("begin at once" in note for note in mean.assumed)
     found = predict_points([p.conditions for p in (mean, median, elsewhere, single)], shipped_constants()).value
-    prompt_s = found[0] - found[1]
-    assert found[1] == found[2]
-    assert prompt_s > found[1]  # 63 / 2 prompts, a tenth of them
+    assert found[1] == found[2]  # lengths are drawn from 0.8 of the stated ones to the whole
+    assert found[0] > 1.5 * found[1]  # of 64 prompts at once, a tenth of them
     assert found[3] < found[1]  # one alone waits for no step
+
+
+@pytest.mark.parametrize(
+    ("framework", "note", "engine"),
+    [
+        ("vllm 0.7.3", "", "vllm-v0"),
+        ("vLLM 0.10.0", "", "vllm"),
+        ("vllm", "", "vllm"),
+        ("TRT-LLM 0.20-draft", "", "trtllm-0"),
+        ("trtllm 1.2.0rc6.post3", "", "trtllm"),
+        ("sglang 2025-10", "", "sglang-2025"),
+        ("sglang v0.5.9-rocm700", "measured=2025-10-29", "sglang"),  # the release is stated
+        ("sglang", "ttft_ms=9188.2 measured=2025-11-10", "sglang-2025"),
+        ("sglang", "measured=2026-03-25", "sglang"),
+    ],
+)
+def test_the_release_decides_the_engine(point, framework, note, engine):
+    assert point(framework=framework, note=note).conditions.engine.name == engine
 
 
 def test_a_row_in_si_units(point):

@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from meshwright.arrays import scalar
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import claim
 from meshwright.errors import InfeasibleError, InputError
@@ -20,7 +21,7 @@ from meshwright.inference.points import engines
 from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, token_price
 from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
 from meshwright.inference.server import server, transfer_s
-from meshwright.inference.serving import RequestLoad
+from meshwright.inference.serving import BatchLimit, RequestLoad, isolated_prefill_s, request_work
 from meshwright.inference.work import Served, experts_chosen, step_work
 
 LOAD = RequestLoad(input_tokens=1024, output_tokens=256)
@@ -81,9 +82,8 @@ def test_rates_follow_from_times(vllm):
     found = estimate_load(vllm, replace(LOAD, concurrency=32))
     out, request_s = found.output_tokens_per_s.value, 32 / found.requests_per_s  # Little's law
     assert found.total_tokens_per_s.value == pytest.approx(out * (1024 + 256) / 256)
-    prompt_s = sum(found.prompt_components_s.values())
-    outside_s = float(vllm.rates.request_s[0])
-    assert found.itl.value * 255 + prompt_s + outside_s == pytest.approx(request_s)
+    step_s = sum(found.step_components_s.values())
+    assert found.ttft.value - step_s / 2 + found.itl.value * 255 == pytest.approx(request_s)  # it begins within a step
 
 
 def test_more_requests_in_flight_mean_more_tokens_and_longer_gaps(vllm):
@@ -107,6 +107,28 @@ def test_an_engine_without_a_windowed_cache_keeps_all_tokens_of_every_layer():
     assert (full.limit.binds, windowed.limit.binds) == ("kv_cache", "kv_cache")
     assert full.limit.sequences == pytest.approx(full.memory.cache / (33_792 * 36 * 2 * 8 * 64))
     assert windowed.limit.sequences == pytest.approx(windowed.memory.cache / ((33_280 + 128) * 18 * 2 * 8 * 64))
+
+
+def test_the_host_bounds_the_steps_of_short_prompts_only(vllm):
+    """Each step with prompts starts its kernels from Python; a step of the decoding graph does not."""
+    one, limit = RequestLoad(input_tokens=64, output_tokens=9), BatchLimit(sequences=1.0, binds="concurrency")
+    loads = [replace(one, input_tokens=n) for n in (64, 128, 8192)]
+    for name, bound in (("vllm", True), ("llamacpp", False)):
+        works = [request_work(served(tensor=8, replicas=1), load, engines()[name], limit) for load in loads]
+        short, double, long = (scalar(isolated_prefill_s(work, vllm.rates)) for work in works)
+        eager_s = 80 * scalar(vllm.rates.eager_layer_s)
+        assert (short == pytest.approx(eager_s, rel=0.2)) is bound
+        assert (double < 1.05 * short) is bound
+        assert long > 2 * eager_s
+
+
+def test_prompts_share_steps_only_where_requests_end_often(vllm):
+    limit = BatchLimit(sequences=64.0, binds="concurrency")
+    loads = [RequestLoad(input_tokens=128, output_tokens=n) for n in (6400, 16)]
+    rare, often = (request_work(vllm.of, load, vllm.engine, limit) for load in loads)
+    assert rare.prompt_steps == pytest.approx(1.0, rel=0.01)
+    assert often.prompt_steps == pytest.approx(15 / 64, rel=0.02)
+    assert often.token_steps == 128 / 8192
 
 
 def test_an_open_loop_serves_what_arrives_and_refuses_more(vllm):
@@ -144,8 +166,9 @@ def test_prompts_wait_for_a_replica_that_prefills():
     asked = server(served(cluster="h100-8x2", tensor=4, replicas=4), engines()["vllm"], prefill_replicas=1)
     one, some, many = (estimate_load(asked, replace(LONG, concurrency=n)) for n in (1, 8, 64))
     prompt_s = sum(one.prompt_components_s.values())
-    assert one.ttft.value == pytest.approx(prompt_s, rel=0.05)  # nobody is before it
-    assert some.ttft.value == pytest.approx(7.8 * prompt_s, rel=0.02)
+    outside_s = float(asked.rates.request_s[0] + 32_000 * asked.rates.token_s[0])
+    assert one.ttft.value == pytest.approx(prompt_s + outside_s, rel=0.05)  # nobody is before it
+    assert some.ttft.value == pytest.approx(7.8 * prompt_s, rel=0.05)
     assert many.request_s == pytest.approx(64 * prompt_s, rel=0.01)
     assert many.requests_per_s == pytest.approx(1 / prompt_s, rel=0.01)
     assert one.itl.value == pytest.approx(many.itl.value, rel=1e-3)  # there is hardly more than one to decode
@@ -247,7 +270,7 @@ def test_a_rate_is_served_between_powers_of_two_in_flight():
     bounds = LatencyLimits(itl_s=0.05)
     for cluster in ("h100-8x4", "h100-8x8"):
         best = search_layouts(question(cluster=cluster, requests_per_s=100.0, bounds=bounds)).best
-        assert (best.layout.tensor, best.layout.num_devices) == (2, 32)
+        assert (best.layout.tensor, best.layout.num_devices) == (2, 28)
         assert best.requests_per_s == pytest.approx(100)
         assert best.itl_s < 0.05
 
