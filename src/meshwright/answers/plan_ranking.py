@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from meshwright.accuracy.shipped import ShippedLayout, shipped_layout
 from meshwright.answers.documents.plan import (
     comparison_document,
     neighbour_document,
@@ -18,18 +19,19 @@ from meshwright.answers.documents.plan import (
     switch_document,
     why_not_document,
 )
-from meshwright.answers.published_layout import PublishedGap, published_gap
 from meshwright.engines.choice import is_exported, notes_on_engine, with_engine, with_planned_engine
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
-from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers
+from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, search
 from meshwright.planner import why_not as answer_to
 from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
+from meshwright.planner.explain import compare
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour
 from meshwright.planner.neighbours import neighbours as neighbours_of
+from meshwright.planner.objective import Goal
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
@@ -355,3 +357,41 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
             {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes} for r in ranking.front
         ]
     return document
+
+
+# --- the layout that a vendor ships for a model ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedGap:
+    """A published layout and the best plan with its degrees; None: no such plan is legal here and fits."""
+
+    layout: ShippedLayout
+    comparison: PlanComparison | None
+
+    def __str__(self) -> str:
+        names = {"tensor": "TP", "context": "CP", "expert": "EP", "pipeline": "PP"}
+        widths = " ".join(f"{name}{self.layout.degrees[key]}" for key, name in names.items())
+        theirs = f"{self.layout.framework} has {widths} on {self.layout.num_devices:,} devices"
+        if self.comparison is None:
+            return f"{theirs}: no plan with these degrees is legal here and fits"
+        loser, cause = self.comparison.loser, self.comparison.decided_by
+        ratio = loser.step_s / self.comparison.winner.step_s - 1
+        return f"{theirs}: {ratio:+.1%} a step as {loser.plan.describe()}, {cause.name} {cause.delta:+.1f} ms decides"
+
+
+def published_gap(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> PublishedGap | None:
+    """Return by how much the published layout of the model is behind `best`, and why.
+
+    None where the catalogue has none, or `best` has its degrees or is no better.
+    """
+    layout = shipped_layout(request.model.name, request.cluster.accelerator.name)
+    if layout is None or request.lora is not None or request.cluster.parts:
+        return None
+    if all(getattr(best.plan, name) == width for name, width in layout.degrees.items()):
+        return None
+    found = search(request.fixing(**layout.degrees), top=1, goal=goal, wants_least=False).best
+    if found is not None and found.rank <= best.rank:
+        return None
+    usable = request.usable_bytes
+    return PublishedGap(layout=layout, comparison=found and compare(best, found, usable_bytes=usable))

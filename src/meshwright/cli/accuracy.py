@@ -9,8 +9,7 @@ from meshwright.accuracy.columns import notes_on_columns
 from meshwright.accuracy.export import write_rows
 from meshwright.api.accuracy import accuracy
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, note, print_text_tables, progress, write
-from meshwright.cli.report_options import write_page
+from meshwright.cli.output import emit_json, note, print_text_tables, progress, write, write_page
 from meshwright.report.accuracy import accuracy_tables, rows_table
 
 

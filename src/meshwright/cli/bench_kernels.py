@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import Align, emit_json, note, print_line, print_table
+from meshwright.cli.output import Align, emit_json, load_with_torch, note, print_line, print_table
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.kernels.operations import OPERATIONS
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.catalog import lookup as catalog
 from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
-from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+from meshwright.doctor.checks import Node
+from meshwright.doctor.devices import find_devices
+from meshwright.doctor.examine import facts
+from meshwright.doctor.host import host_at
+from meshwright.errors import InfeasibleError, InputError, MissingDependencyError, UnknownNameError
 from meshwright.programs import install_command
 from meshwright.records.files import free_folder, now
 from meshwright.records.serving import Load, RequestStatus, ServingPoint, ServingRecorder, read_requests
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from meshwright.bench.serving.bench import ServingBenchOutcome, ServingBenchRequest
     from meshwright.bench.serving.endpoint import Endpoint
     from meshwright.bench.serving.summary import LoadSummary
+
 
 DEFAULT_BOUND_MS = 30.0
 BENCH = "meshwright.bench.serving.bench"
@@ -36,7 +44,6 @@ def run(**options: Any) -> None:
             "measuring a server needs aiohttp, which is not installed", hint=install_command("serve")
         )
     _check_resume(options)
-    served_device = load("meshwright.cli.bench_serve_device:served_device")
     options["served_device"] = served_device(options["device"], is_here=options["server"] is not None)
     options["folder"] = options["folder"] or free_folder("bench-serve", mark="serving.csv")
     make_request = load("meshwright.cli.bench_serve_request:request")
@@ -73,9 +80,9 @@ def show_results(options: dict[str, Any]) -> None:
     found = [result for path in options["results"] for result in read(path)]
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
     if options["as_json"]:
-        emit_json(load("meshwright.report.serving_results:results_document")(found, bound_s=bound_s))
+        emit_json(load("meshwright.report.serving:results_document")(found, bound_s=bound_s))
         return
-    print_text_tables(load("meshwright.report.serving_results:tables")(found, bound_s=bound_s))
+    print_text_tables(load("meshwright.report.serving:results_tables")(found, bound_s=bound_s))
 
 
 def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None) -> None:
@@ -224,3 +231,56 @@ class LoadWatch:
         """A load was measured."""
         print("\r\x1b[K" if self.is_live else "", end="", file=sys.stderr)
         say(load("meshwright.report.serving:point_line")(point))
+
+
+# --- the devices behind a server ---
+
+
+_NAMED = re.compile(r"(?P<name>.+?)(?:-(?P<devices>[1-9]\d*)(?:x(?P<nodes>[1-9]\d*))?)?")
+GIVEN, FOUND = "given with --device", "found on the node that started the server"
+
+
+def served_device(text: str | None, *, is_here: bool) -> dict[str, Any] | None:
+    """Accelerator and number of the devices of a server, for its record; None: it is not known.
+
+    `text` is ACCELERATOR, ACCELERATOR-DEVICES or ACCELERATOR-DEVICESxNODES. Without it a server of this node has the
+    devices that `doctor` finds here; their number is that of the server only where there is one.
+    Raises InputError or UnknownNameError where `text` names no accelerator.
+
+    >>> found = served_device("h200-8x2", is_here=False)
+    >>> found["accelerator"], found["count"]
+    ('h200', 16)
+    """
+    if text is not None:
+        return _named(text)
+    return _found(Path("/")) if is_here else None
+
+
+def _named(text: str) -> dict[str, Any]:
+    match = _NAMED.fullmatch(text.strip())
+    if match is None:
+        raise InputError("--device names no device", got=text, allowed="ACCELERATOR-DEVICES, as in h200-8")
+    try:
+        known = catalog.accelerator(match["name"])
+    except UnknownNameError as error:
+        raise UnknownNameError("accelerator of --device", match["name"], known=catalog.accelerator_names()) from error
+    count = int(match["devices"] or 1) * int(match["nodes"] or 1)
+    return {"name": known.name, "accelerator": known.name, "count": count, "source": GIVEN}
+
+
+def _found(root: Path) -> dict[str, Any] | None:
+    host = host_at(root)
+    found = find_devices(host).found
+    if not found:
+        processor = facts(Node(host=host)).get("processor")
+        return None if processor is None else {
+            "name": processor, "accelerator": None, "count": None, "source": FOUND,
+        }  # fmt: skip
+    names = {d.name for d in found}
+    known = {d.accelerator for d in found}
+    return {
+        "name": ", ".join(sorted(names)),
+        "accelerator": next(iter(known)) if len(known) == 1 else None,
+        "count": 1 if len(found) == 1 else None,
+        "source": FOUND,
+    }

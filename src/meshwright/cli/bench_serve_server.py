@@ -12,8 +12,7 @@ from typing import Any
 from meshwright import runfile
 from meshwright.bench.serving.servers.running import RunningServer, free_port, running
 from meshwright.bench.serving.servers.table import ServedModel, parse_options, server_command
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import note, progress
+from meshwright.cli.output import load_with_torch, note, progress
 from meshwright.errors import InputError
 
 RUN_SUFFIXES = (".yaml", ".yml")

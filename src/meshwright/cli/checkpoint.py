@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meshwright import runfile
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit, exit_unless, note, print_line, print_table
+from meshwright.cli.output import emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_count

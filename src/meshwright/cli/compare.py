@@ -6,8 +6,7 @@ from typing import Any
 
 from meshwright.api.compare import compare
 from meshwright.api.question import ask
-from meshwright.cli.output import emit_json, print_line, print_text_tables
-from meshwright.cli.report_options import write_forms
+from meshwright.cli.output import emit_json, print_line, print_text_tables, write_forms
 from meshwright.report.comparison.tables import tables_of
 
 

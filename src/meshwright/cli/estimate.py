@@ -29,8 +29,8 @@ from meshwright.cli.output import (
     print_text_tables,
     progress,
     write,
+    write_page,
 )
-from meshwright.cli.report_options import write_page
 from meshwright.cli.run_input import take_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError

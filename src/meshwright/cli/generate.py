@@ -9,8 +9,7 @@ from typing import Any
 from meshwright.answers.generation import Generation
 from meshwright.api.generate import PromptLike, completions, generate, open_generator
 from meshwright.api.question import question_of
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, emit_text, note, progress, say
+from meshwright.cli.output import emit_json, emit_text, load_with_torch, note, progress, say
 from meshwright.errors import InputError
 
 SHOWN_PROMPT = 60

@@ -6,8 +6,7 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, exit_unless, note, print_table
+from meshwright.cli.output import emit_json, exit_unless, load_with_torch, note, print_table
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.kernels.architectures import architectures
 from meshwright.kernels.operations import OPERATIONS

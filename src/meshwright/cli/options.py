@@ -120,14 +120,17 @@ json_option = click.option(
 
 html_option = file_option("--html", "html_path", help="Write a self-contained HTML page that opens without a network.")
 
-root_option = click.option(
-    "--root",
-    type=click.Path(file_okay=False, path_type=Path),
-    default=Path("/"),
-    show_default=True,
-    metavar="FOLDER",
-    help="Root of the node's file system, such as /host in a container that mounts it there.",
+markdown_option = file_option("--markdown", "markdown_path", help="Write the tables and notes as Markdown.")
+
+figure_options = option_group(
+    folder_option(f"--{form}", f"{form}_folder", help=f"Write each figure as one {form.upper()} file.")
+    for form in ("png", "svg")
 )
+
+root_option = folder_option(
+    "--root", default=Path("/"), metavar="FOLDER",
+    help="Root of the node's file system, such as /host in a container that mounts it there.",
+)  # fmt: skip
 
 
 def write_option(*, help: str) -> Decorator:

@@ -7,6 +7,7 @@ Data goes to stdout and everything else to stderr, so that `meshwright ... --jso
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from meshwright.answers.text_table import TextTable
+
+
+from meshwright.training.cpu_libraries import require_torch
 
 Align = Literal["left", "right", "center"]
 
@@ -163,3 +167,38 @@ def progress(description: str, *, total: float | None = None) -> Iterator[Callab
         return
     with load("meshwright.cli.bars:bar")(description, total=total, stream=sys.stderr) as advance:
         yield advance
+
+
+def load_with_torch(target: str, *, what: str) -> Any:
+    """Import "module:attribute", whose module imports PyTorch (seconds); otherwise as `require_torch`."""
+    require_torch(what)
+    with progress("starting PyTorch"):
+        return load(target)
+
+
+def typed() -> str:
+    """The command line that is running, as it is typed."""
+    return shlex.join(["meshwright", *sys.argv[1:]])
+
+
+def write_page(page: str, found: Any, *, path: Path | None, **about: Any) -> None:
+    """Draw the page of this command line by "module:function", write it if it is asked for, and say so."""
+    write(path, lambda target: write_html(page, found, path=target, command=typed(), **about))
+
+
+def write_forms(found: Any, *, page: str, markdown: str, figures: str, options: Mapping[str, Any]) -> bool:
+    """Write the forms that `options` name, and say so; True if there is one.
+
+    `page`, `markdown` and `figures` are the functions that draw them, each as "module:function".
+    """
+    write_page(page, found, path=options["html_path"])
+    write(
+        options["markdown_path"],
+        lambda path: load("meshwright.report.html:write_page")(load(markdown)(found), path=path),
+    )
+    for form in ("png", "svg"):
+        if folder := options[f"{form}_folder"]:
+            draw = load("meshwright.report.figures:write_figures")
+            for path in draw(load(figures)(found), folder=folder, form=form):
+                note(f"wrote {path}")
+    return any(options[name] for name in ("html_path", "markdown_path", "png_folder", "svg_folder"))

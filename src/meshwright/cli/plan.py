@@ -13,8 +13,7 @@ from meshwright.answers.plan_ranking import PlanRanking
 from meshwright.answers.quantities import percent, rate, seconds, value_of
 from meshwright.api.plan import plan
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress, write
-from meshwright.cli.report_options import typed
+from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress, typed, write
 from meshwright.cli.run_input import take_run
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.neighbours import shares_few_divisors

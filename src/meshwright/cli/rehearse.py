@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright import runfile
-from meshwright.cli.needs import load_with_torch
+from meshwright.cli.output import load_with_torch
 from meshwright.engines.native.check import check
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.choice import best_plans, free_request, goal_of

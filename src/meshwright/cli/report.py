@@ -6,8 +6,7 @@ from typing import Any
 
 from meshwright.api.question import ask
 from meshwright.api.report import report_records, report_sources
-from meshwright.cli.output import emit_json, print_text_tables, progress
-from meshwright.cli.report_options import write_forms
+from meshwright.cli.output import emit_json, print_text_tables, progress, write_forms
 from meshwright.errors import InputError
 from meshwright.targets import load
 

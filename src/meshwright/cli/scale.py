@@ -8,8 +8,7 @@ from typing import Any
 from meshwright.answers.cluster import hardware_line
 from meshwright.api.question import ask
 from meshwright.api.scale import scale
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress
-from meshwright.cli.report_options import write_page
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_page
 from meshwright.cli.run_input import take_run
 from meshwright.errors import InputError
 from meshwright.report.scale import tables_of

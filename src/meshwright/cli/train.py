@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ from meshwright.api.question import question_of
 from meshwright.api.runs import load_run
 from meshwright.api.train import take_training, train, train_options
 from meshwright.cli.options import text_override
-from meshwright.cli.output import note, progress, say, write_html
-from meshwright.cli.train_messages import introduction, show_plan, show_record
-from meshwright.engines.base import Start, TrainingEngine
+from meshwright.cli.output import emit_json, note, print_line, print_table, progress, say, write_html
+from meshwright.cost.flops import count_parameters
+from meshwright.cost.tables import model_row
+from meshwright.engines.base import Start, StartPrediction, TrainingEngine
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.records.training import Ending, Record
+from meshwright.records.training import Ending, Record, predicted_text
 from meshwright.specs.run import Run
 from meshwright.targets import load
 from meshwright.training.profiling.steps import ProfileSteps
 from meshwright.training.signals import STOPPED_EXIT_CODE
+from meshwright.units import format_bytes, format_count, format_duration, format_seconds
 
 
 def run(
@@ -109,3 +112,134 @@ def _leave(record: Record, *, folder: Path) -> None:
             hint=f"lower optimizer.learning_rate, lengthen warmup_steps, or see train.faults; "
             f"the steps are in {folder}",
         )
+
+
+# --- messages ---
+
+
+def introduction(start: Start) -> list[str]:
+    """Lines with the model, the devices, the number of steps and the folder of a training that starts."""
+    run, plan = start.run, start.plan
+    parameters = float(count_parameters(model_row(run.model)).total)
+    lines = [
+        f"{run.name}: {run.model.name}, {format_count(parameters)} parameters, {run.precision.name}; "
+        f"{plan.describe()} on {plan.num_devices} x {start.device_name}",
+        f"{run.num_steps:,} steps of {' '.join(_size_of_a_step(run))}; results: {start.options.folder}",
+    ]
+    if plan.num_devices > 1 and "RANK" not in os.environ:  # no launcher has started them
+        virtual = f"one process with {plan.num_devices} virtual devices"
+        processes = virtual if start.num_processes == 1 else f"{start.num_processes} processes"
+        lines.append(f"starting {processes} ...")
+    return lines
+
+
+def _size_of_a_step(run: Run) -> tuple[str, str]:
+    """Number and unit."""
+    if run.label_tokens is None:
+        return f"{run.tokens_per_step:,}", "tokens"
+    return f"at least {run.label_tokens:,}", "labels"
+
+
+def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None:
+    """Print the plan and the prediction of a dry run."""
+    if as_json:
+        document = {
+            "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
+            "folder": start.options.folder, "notes": start.notes + expected.notes,
+        }  # fmt: skip
+        emit_json(document)
+        return
+    print_line(f"{start.run.name}: {start.run.model.name}, {start.plan.describe()}", style="bold")
+    number, unit = _size_of_a_step(start.run)
+    rows = [
+        ("processes", start.num_processes),
+        ("steps", f"{start.run.num_steps:,}"),
+        (f"{unit} per step", number),
+        ("results", start.options.folder),
+    ]
+    if expected.predicted is not None:
+        rows.append(("expected step", predicted_text(expected.predicted, "step")))
+    print_table({"": "left", " ": "left"}, rows)
+    note(*(start.notes + expected.notes))
+
+
+def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:
+    """Print measured and predicted quantities of a training, side by side."""
+    if as_json:
+        emit_json(record)
+        return
+    s = record.statistics
+    print_line(f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold")
+    print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
+    print_line(f"MFU: {s['mfu_convention']}.")
+    print_line(f"Wall time: {_phases(record.time_s)}.")
+    if record.profile:
+        print_line()
+        print_table({"profiled steps": "left", "share": "right", "a step": "right"}, _shares(record.profile))
+    if record.sample:
+        print_line()
+        print_line("The model writes:", style="bold")
+        print_line(record.sample)
+    print_line()
+    print_line(f"Results: {folder}" + (f"; report: {page}" if page else ""))
+    note(*record.notes)
+
+
+def _rows_of_sources(sources: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:
+    """Shares and epochs of the sources of a mixture."""
+    return [
+        (f"data, {name}", f"{100 * s['share']:.1f} % of samples, {s['num_epochs']:.2f} epochs", "")
+        for name, s in sources.items()
+        if len(sources) > 1
+    ]
+
+
+def _rows(record: Record) -> list[tuple[str, str, str]]:
+    s, predicted = record.statistics, record.predicted or {}
+
+    def expected(name: str) -> str:
+        return predicted_text(predicted, name) if name in predicted else "not predicted"
+
+    rows = [("steps", f"{s['steps']:,}", ""), ("tokens", f"{s['tokens']:,}", "")]
+    if s["first_loss"] is not None:
+        rows.append(("loss, first to last step", f"{s['first_loss']:.3f} to {s['last_loss']:.3f}", ""))
+    if s["validation_loss"] is not None:
+        rows.append(("validation loss", f"{s['validation_loss']:.3f}", ""))
+    rows += [
+        (f"validation loss, {name}", f"{loss:.3f}", "") for name, loss in (s.get("validation_losses") or {}).items()
+    ]
+    rows += _rows_of_sources(s.get("data_progress") or {})
+    if target := s["target"]:
+        when = f"step {target['steps']:,}, {format_seconds(target['seconds'])}"
+        rows.append((f"loss {target['loss']:g} reached", when, ""))
+    if s["step_s"]["n"]:
+        rows += [
+            ("step, median", format_seconds(s["step_s"]["median"]), expected("step")),
+            ("tokens/s/device", f"{s['tokens_per_s_per_device']:,.0f}", expected("tokens_per_s_per_device")),
+        ]
+        if s["mfu"] is not None:
+            rows.append(("MFU", f"{100 * s['mfu']:.1f} %", expected("mfu")))
+    memory = format_bytes(predicted["memory_bytes"]) if "memory_bytes" in predicted else "not predicted"
+    rows.append(("peak memory", format_bytes(s["peak_memory_bytes"]), memory))
+    return rows
+
+
+def _shares(profile: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Time by kind of kernel. Every instant of a step counts once, so the shares sum to 1."""
+    step_s = profile["window_s"] / len(profile["steps"])
+    return [
+        (name, f"{100 * share:.1f} %", format_seconds(share * step_s))
+        for name, share in profile["shares"].items()
+        if share > 0
+    ]
+
+
+def _phases(time_s: dict[str, float]) -> str:
+    """The wall time, and its phases of at least 1 %."""
+    total_s = time_s["total"]
+    parts = [
+        f"{name.replace('_', '-')} {100 * seconds / total_s:.0f} %"
+        for name, seconds in time_s.items()
+        if name != "total" and seconds >= 0.01 * total_s
+    ]
+    return f"{format_duration(total_s)} ({', '.join(parts)})"

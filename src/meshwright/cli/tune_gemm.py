@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from meshwright import runfile
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json
+from meshwright.cli.output import emit_json, load_with_torch
 from meshwright.cli.run_input import check_targets
 from meshwright.errors import InputError
 from meshwright.specs.run import NATIVE, Run

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
-from meshwright.cli.needs import load_with_torch
-from meshwright.cli.output import emit_json, note, print_line, print_table, write_html
+from meshwright.cli.output import emit_json, load_with_torch, note, print_line, print_table, write_html
 from meshwright.cli.run_input import check_targets
 from meshwright.errors import InputError
 from meshwright.records.rate_range import RateRange

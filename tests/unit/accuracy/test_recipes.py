@@ -7,8 +7,8 @@ from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.conditions import RunConditions
 from meshwright.accuracy.reasons import Reason
-from meshwright.accuracy.recipes import Recipe, recipe_for
 from meshwright.accuracy.shipped import published_models, published_recipes
+from meshwright.accuracy.software import Recipe, recipe_for
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.stacks import features_of, stack_names
 from meshwright.specs.features import CudaGraphs, Dispatcher

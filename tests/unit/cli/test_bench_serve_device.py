@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cli.bench_serve_device import FOUND, GIVEN, served_device
+from meshwright.cli.bench_serve import FOUND, GIVEN, served_device
 from meshwright.errors import InputError, UnknownNameError
 
 

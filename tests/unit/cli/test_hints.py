@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.cli import hints, main
+from meshwright.cli import main
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ def test_an_unknown_command_by_another_name_leads_to_ours(meshwright, typed, hin
 
 
 def test_every_synonym_is_of_a_command_that_exists():
-    for synonym, meant in hints.COMMANDS.items():
+    for synonym, meant in main.COMMANDS.items():
         assert synonym not in main.VERBS
         assert meant.split()[0] in main.VERBS
 

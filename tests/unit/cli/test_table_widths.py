@@ -94,7 +94,7 @@ def print_sweep() -> None:
 
 
 def print_training() -> None:
-    show = import_module("meshwright.cli.train_messages").show_record
+    show = import_module("meshwright.cli.train").show_record
     show(read_record(Path("faster")), folder=Path("faster"), page=None, as_json=False)
 
 
@@ -188,7 +188,7 @@ PRINTERS = {
     "evaluate": print_evaluation,
     "kernels_inspect": print_kernels,
     "mlperf": print_benchmark_runs,
-    "train_messages": print_training,
+    "train": print_training,
     **{module: print_by_hand(module) for module in BY_HAND},
 }
 

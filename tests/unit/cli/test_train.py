@@ -9,7 +9,7 @@ import pytest
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
 from meshwright.cli import train as cli_train
-from meshwright.cli.train_messages import introduction
+from meshwright.cli.train import introduction
 from meshwright.engines import base
 from meshwright.engines.external_workers import WorkersStart
 from meshwright.engines.maxtext.results import LAYOUT

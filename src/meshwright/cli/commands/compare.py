@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from meshwright.cli.options import html_option, json_option
-from meshwright.cli.report_options import figure_options, markdown_option
+from meshwright.cli.options import figure_options, html_option, json_option, markdown_option
 from meshwright.cli.verbs import verb
 
 
