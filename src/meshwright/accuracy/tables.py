@@ -111,7 +111,7 @@ def tables_of(
     stacked = SystemFacts.stack(facts)
     devices = np.array([f["device"] for f in factors])
     return RunTables(
-        model=ModelTable.stack([_model_row(c) for c in conditions]),
+        model=ModelTable.stack([_cached_model_row(c.model, c.lora) for c in conditions]),
         batch=BatchTable(
             seq_len=np.array([c.seq_len for c in conditions]),
             global_batch=np.array([c.global_batch for c in conditions]),
@@ -160,10 +160,6 @@ def memory_of(conditions: Sequence[RunConditions], tables: RunTables) -> MemoryT
         precision=tables.precision,
         constants=MemoryConstants.stack(constants),
     )
-
-
-def _model_row(conditions: RunConditions) -> ModelTable:
-    return _cached_model_row(conditions.model, conditions.lora)
 
 
 _cached_model_row = cache(lambda model, lora: model_row(model, lora=lora))

@@ -277,7 +277,7 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
             "unreached": [_unreached(u) for u in report.emulation.unreached],
         }
     if report.replicas:
-        document["replicas"] = [_replica(r) for r in report.replicas]
+        document["replicas"] = [{"relative_ratio": r.relative_ratio, **_costed(r.costed)} for r in report.replicas]
     if report.sensitivity is not None:
         document["sensitivity"] = report.sensitivity
     return document
@@ -318,10 +318,6 @@ def _emulated(point: EmulatedPoint) -> dict[str, Any]:
         "difference_s": point.difference_s,
         "why_not": point.why_not,
     }
-
-
-def _replica(replica: Replica) -> dict[str, Any]:
-    return {"relative_ratio": replica.relative_ratio, **_costed(replica.costed)}
 
 
 def _unreached(unreached: Unreached) -> dict[str, Any]:

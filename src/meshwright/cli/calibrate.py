@@ -53,7 +53,7 @@ def run(
         targets.append(installed_path())
     for target in targets:
         _write(jsonable(to_document(found)), target)
-    advice = None if run_path is None else _advice(run_path, targets[0])
+    advice = None if run_path is None else advise(run_from(run_path, calibration=str(targets[0])))
     if as_json:
         emit_json(_document(found, targets, advice))
         return
@@ -90,10 +90,6 @@ def _write(document: Any, target: Path) -> None:
         write_atomically(target, json.dumps(document, indent=1) + "\n")
     except OSError as error:
         raise InputError(f"cannot write {str(target)!r} ({error.strerror})") from None
-
-
-def _advice(run_path: Path, calibration: Path) -> Advice:
-    return advise(run_from(run_path, calibration=str(calibration)))
 
 
 def _collectives(found: DeviceCalibration) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from click.core import ParameterSource
 
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
-from meshwright.answers.model_memory import MemoryRow, ModelMemory
+from meshwright.answers.model_memory import ModelMemory
 from meshwright.answers.quantities import fit_text, interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import after_pipeline, rank_memory_table, stage_rows, step_timeline
@@ -252,7 +252,7 @@ def _print_model(found: ModelMemory) -> None:
     """Print what a device must have, in GiB. A choice that is the same in all rows has no column."""
     choices = {
         "precision": [row.precision for row in found.rows],
-        "trains": [_trained(row) for row in found.rows],
+        "trains": [f"LoRA {row.lora_rank}" if row.lora_rank else "all" for row in found.rows],
         "optimizer": [row.optimizer for row in found.rows],
         "shares": [row.sharding.name.lower() for row in found.rows],
         "sequence": [f"{row.sequence_length:,}" for row in found.rows],
@@ -281,7 +281,3 @@ def _print_model(found: ModelMemory) -> None:
 
 _HEADINGS = {"weights": "parameters", "optimizer": "states", "beside the allocator": "beside"}
 """Headings of the parts that have another name in the table."""
-
-
-def _trained(row: MemoryRow) -> str:
-    return f"LoRA {row.lora_rank}" if row.lora_rank else "all"

@@ -88,7 +88,7 @@ def facts(node: Node) -> dict[str, str]:
         "kernel": text_or_none(host, "/proc/sys/kernel/osrelease"),
         "system": _system(host),
         "container": container(host),
-        "processor": _processor(host),
+        "processor": processor_in(text_or_none(host, "/proc/cpuinfo") or ""),
         "memory": _memory(host),
         "devices": _counted(names),
         "driver": devices.driver,
@@ -110,10 +110,6 @@ def _counted(values: Counter[str]) -> str:
 def _system(host: Host) -> str | None:
     match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_or_none(host, "/etc/os-release") or "", re.MULTILINE)
     return match[1] if match else None
-
-
-def _processor(host: Host) -> str | None:
-    return processor_in(text_or_none(host, "/proc/cpuinfo") or "")
 
 
 def _memory(host: Host) -> str | None:

@@ -74,7 +74,7 @@ def apply(host: Host, values: Sequence[SettingValue], *, state: Path) -> TuningO
     todo = [v for v in values if v.action is SettingAction.CHANGE]
     actions = [v for v in todo if v.setting.comparison is SettingComparison.ONCE]
     changes = [v for v in todo if v.setting.comparison is not SettingComparison.ONCE]
-    before = _text(state)
+    before = state.read_text(encoding="utf-8") if state.exists() else None
     earlier = _saved(host, state)
     known = {s.path for s in earlier}
     own = [SavedValue(setting=v.setting.name, path=v.path, value=v.current or "") for v in changes]
@@ -180,10 +180,6 @@ def _saved(host: Host, state: Path) -> list[SavedValue]:
         return []
     found = _read_state(state)
     return found.saved if found.boot_id == host.boot_id else []
-
-
-def _text(state: Path) -> str | None:
-    return state.read_text(encoding="utf-8") if state.exists() else None
 
 
 def _read_state(state: Path) -> _State:

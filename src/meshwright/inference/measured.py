@@ -24,7 +24,7 @@ from meshwright.inference.layout import ServingLayout, check_layout
 from meshwright.inference.points import PointConditions, PublishedPoint, Quantity, engine_of
 from meshwright.inference.serving import EngineTraits, RequestLoad, batch_limit
 from meshwright.inference.work import Served
-from meshwright.records.serving import Arrivals, Latency, ServingPoint, read_serving
+from meshwright.records.serving import Arrivals, ServingPoint, read_serving
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.model import Model
 
@@ -194,15 +194,11 @@ class _Server:
         latencies = {Quantity.TTFT: point.ttft_s, Quantity.ITL: point.tpot_s if asked.output_tokens > 1 else None}
         for quantity, found in latencies.items():
             if found is not None:
-                values[quantity] = _mean(found) * ready
+                values[quantity] = (found.median if found.mean is None else found.mean) * ready
         return _Load(
             configuration=f"{self.model.name} {self.lengths}", served=self.served, engine=self.engine, load=asked,
             values=values,
         )  # fmt: skip
-
-
-def _mean(found: Latency) -> float:
-    return found.median if found.mean is None else found.mean
 
 
 def _recorded_model(config: Mapping[str, Any], about: Mapping[str, Any], folder: Path) -> Model:

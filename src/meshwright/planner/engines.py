@@ -160,14 +160,10 @@ def selective_sets(facts: EngineFacts, *, is_moe: bool, is_mla: bool, has_shared
         ladder += [("mla_up_projection",), ("mla_up_projection", *CHEAP), ("mla_up_projection", "norm", block)]
     if facts.selective is not None:
         ladder = sets_for(facts.selective, is_moe=is_moe)
-    return [_ordered(modules) for modules in ladder]
+    return [tuple(m for m in RECOMPUTE_MODULES if m in modules) for modules in ladder]
 
 
 def sets_for(sets: Iterable[tuple[str, ...]], *, is_moe: bool) -> list[tuple[str, ...]]:
     """Return the sets without feed-forward blocks of the other kind: some engines have one name for both."""
     absent = "mlp" if is_moe else "moe"
     return [modules for modules in sets if absent not in modules]
-
-
-def _ordered(modules: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(m for m in RECOMPUTE_MODULES if m in modules)

@@ -57,7 +57,7 @@ def open_side(item: str, *, read_run: Callable[[Path], Run]) -> Side:
         return opened(query, name=name)
     path = Path(rest)
     if path.is_dir():
-        return folder_side(path, name=name or _short(path))
+        return folder_side(path, name=name or (path.resolve().name or str(path)))
     if path.is_file() and path.suffix not in (".yaml", ".yml"):
         folder = path.parent
         raise InputError("a record is named by its folder", got=rest, hint=f"name {folder}")
@@ -142,10 +142,6 @@ def _median(same: Sequence[SideValue], *, workload: str) -> SideValue:
 def _listed(texts: Sequence[str], *, most: int = 3) -> str:
     once = list(dict.fromkeys(t for t in texts if t))
     return "; ".join(once[:most]) + (f"; and {len(once) - most} more" if len(once) > most else "")
-
-
-def _short(path: Path) -> str:
-    return path.resolve().name or str(path)
 
 
 def _ships(name: str) -> bool:

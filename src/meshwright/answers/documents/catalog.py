@@ -220,7 +220,7 @@ def run_files_document(name: str | None, *, predict: bool = False, advance: Adva
     rows = [_row(one, run_file_text(one)) | ({} if name is None else {"text": run_file_text(one)}) for one in names]
     if predict:
         for row in rows:
-            row["predictions"] = _predictions(row["name"])
+            row["predictions"] = [_prediction(done) for done in on_each_device(row["name"])]
             advance(1)
     return {"runs": rows} if name is None else rows[0]
 
@@ -239,11 +239,6 @@ def _row(name: str, text: str) -> dict[str, Any]:
         "cluster": run.cluster_name,
         "engine": run.engine,
     }
-
-
-def _predictions(name: str) -> list[dict[str, Any]]:
-
-    return [_prediction(done) for done in on_each_device(name)]
 
 
 def _prediction(done: RunEstimate) -> dict[str, Any]:

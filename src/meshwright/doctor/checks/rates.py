@@ -101,14 +101,10 @@ def _measured(node: Node) -> Iterator[CheckVerdict]:
         answers = list(pool.map(lambda device: _ask_device(node.host, device), devices))
     for device, answer in zip(devices, answers, strict=True):
         yield from _of_device(device, answer)
-    if len(devices) > 1 and all(_was_measured(answer) for answer in answers):
+    if len(devices) > 1 and all(not isinstance(a, str) and a["device"] != "cpu" for a in answers):
         yield from _of_all(node)
     elif len(devices) > 1:
         yield skipped("rates.all-reduce", "not every device could be measured alone")
-
-
-def _was_measured(answer: dict[str, Any] | str) -> bool:
-    return not isinstance(answer, str) and answer["device"] != "cpu"
 
 
 def _ask_device(host: Host, device: Device) -> dict[str, Any] | str:

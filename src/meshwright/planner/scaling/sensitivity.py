@@ -156,7 +156,7 @@ def _variations(study: Study, now: Pair) -> Iterator[Variation]:
         yield Variation(
             assumption="growth of stragglers",
             value=word,
-            change=lambda s, f=factor: _straggling_times(s, f),
+            change=lambda s, f=factor: replace(s, calibration=_shifted(s.calibration or fitted(), STRAGGLING, log(f))),
             replans=False,
         )
     yield _of_request("spine", "oversubscribed 2:1", _oversubscribed_spine)
@@ -205,10 +205,6 @@ def _oversubscribed_spine(request: PlanRequest) -> PlanRequest:
 
 
 # --- assumptions of the cost model ---
-
-
-def _straggling_times(study: Study, factor: float) -> Study:
-    return replace(study, calibration=_shifted(study.calibration or fitted(), STRAGGLING, log(factor)))
 
 
 def _shifted(calibration: Calibration, name: str, by: float) -> Calibration:
