@@ -86,8 +86,8 @@ class ImportGraph:
     @cached_property
     def _api(self) -> dict[str, str]:
         """The module of each name of the Python API."""
-        imports = Source.read(self.root / self._files[PACKAGE]).imports_for_types
-        return {name: self._home(module, name) for module, name in imports}
+        stub = (self.root / self._files[PACKAGE]).with_suffix(".pyi")
+        return {name: self._home(module, name) for module, name in Source.read(stub).imports}
 
     @cached_property
     def _engines(self) -> dict[str, str]:
@@ -232,7 +232,6 @@ class Source:
 
     imports: frozenset[tuple[str, str]]
     """Modules and what is imported from them, without imports that type checkers alone read."""
-    imports_for_types: frozenset[tuple[str, str]]
     strings: frozenset[str]
     names_of_api: frozenset[str]
     """`plan` in `mw.plan`."""
@@ -285,7 +284,6 @@ class Source:
                 waiting.append((child, for_types if in_block else found))
         return cls(
             imports=frozenset(imports),
-            imports_for_types=frozenset(for_types),
             strings=frozenset(strings),
             names_of_api=frozenset(names_of_api),
             parameters=frozenset(parameters),

@@ -17,7 +17,8 @@ COPIED = ("scripts/test.py", "scripts/check.py", "tests/changes.py", "tests/impo
 FILES = {
     "pyproject.toml": '[project.entry-points."meshwright.engines"]\nfast = "meshwright.fast.contract"\n'
     'native = "meshwright.native.contract"\n',
-    "src/meshwright/__init__.py": "if TYPE_CHECKING:\n    from meshwright.api import plan\n",
+    "src/meshwright/__init__.py": "",
+    "src/meshwright/__init__.pyi": "from meshwright.api import plan as plan\n",
     "src/meshwright/api.py": "import meshwright.cost",
     "src/meshwright/cost.py": "if TYPE_CHECKING:\n    import meshwright.report\n",
     "src/meshwright/report.py": "",

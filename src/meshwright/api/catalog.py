@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from meshwright.api import arguments
-from meshwright.catalog.lookup import *  # noqa: F403 - its `__all__` is part of the public interface
+from meshwright.catalog.lookup import *  # noqa: F403 - its names are part of the public interface
 
 if TYPE_CHECKING:
     from meshwright.answers.catalog_listing import CatalogListing

@@ -1,60 +1,32 @@
 """Look-ups of the catalogue, for all rooms above: `from meshwright.catalog import lookup as catalog`."""
 
-from __future__ import annotations
-
-from meshwright.catalog.accelerators import (
-    accelerator,
-    accelerator_names,
-    accelerator_with_driver_name,
-    default_fabric_name,
-    driver_name_of_pci_id,
-    usual_devices_per_node,
-)
-from meshwright.catalog.claim_answers import Claim, all_claims, claim
-from meshwright.catalog.clusters import NAMING_RULE, cluster, fabric, fabric_names, placed_fabric
-from meshwright.catalog.engines import engine_facts, engine_names
-from meshwright.catalog.entries import CatalogEntry, CatalogKind, entry
-from meshwright.catalog.joint_clusters import joint_cluster
-from meshwright.catalog.models import model, model_names
-from meshwright.catalog.prices import (
-    PowerAssumptions,
-    Price,
-    market_prices,
-    power_assumptions,
-    price_per_device_hour,
-    prices,
-)
-from meshwright.catalog.run_files import run_file_names, run_file_text
-
-__all__ = [
-    "NAMING_RULE",
-    "CatalogEntry",
-    "CatalogKind",
-    "Claim",
-    "PowerAssumptions",
-    "Price",
-    "accelerator",
-    "accelerator_names",
-    "accelerator_with_driver_name",
-    "all_claims",
-    "claim",
-    "cluster",
-    "default_fabric_name",
-    "driver_name_of_pci_id",
-    "engine_facts",
-    "engine_names",
-    "entry",
-    "fabric",
-    "fabric_names",
-    "joint_cluster",
-    "market_prices",
-    "model",
-    "model_names",
-    "placed_fabric",
-    "power_assumptions",
-    "price_per_device_hour",
-    "prices",
-    "run_file_names",
-    "run_file_text",
-    "usual_devices_per_node",
-]
+from meshwright.catalog.accelerators import accelerator as accelerator
+from meshwright.catalog.accelerators import accelerator_names as accelerator_names
+from meshwright.catalog.accelerators import accelerator_with_driver_name as accelerator_with_driver_name
+from meshwright.catalog.accelerators import default_fabric_name as default_fabric_name
+from meshwright.catalog.accelerators import driver_name_of_pci_id as driver_name_of_pci_id
+from meshwright.catalog.accelerators import usual_devices_per_node as usual_devices_per_node
+from meshwright.catalog.claim_answers import Claim as Claim
+from meshwright.catalog.claim_answers import all_claims as all_claims
+from meshwright.catalog.claim_answers import claim as claim
+from meshwright.catalog.clusters import NAMING_RULE as NAMING_RULE
+from meshwright.catalog.clusters import cluster as cluster
+from meshwright.catalog.clusters import fabric as fabric
+from meshwright.catalog.clusters import fabric_names as fabric_names
+from meshwright.catalog.clusters import placed_fabric as placed_fabric
+from meshwright.catalog.engines import engine_facts as engine_facts
+from meshwright.catalog.engines import engine_names as engine_names
+from meshwright.catalog.entries import CatalogEntry as CatalogEntry
+from meshwright.catalog.entries import CatalogKind as CatalogKind
+from meshwright.catalog.entries import entry as entry
+from meshwright.catalog.joint_clusters import joint_cluster as joint_cluster
+from meshwright.catalog.models import model as model
+from meshwright.catalog.models import model_names as model_names
+from meshwright.catalog.prices import PowerAssumptions as PowerAssumptions
+from meshwright.catalog.prices import Price as Price
+from meshwright.catalog.prices import market_prices as market_prices
+from meshwright.catalog.prices import power_assumptions as power_assumptions
+from meshwright.catalog.prices import price_per_device_hour as price_per_device_hour
+from meshwright.catalog.prices import prices as prices
+from meshwright.catalog.run_files import run_file_names as run_file_names
+from meshwright.catalog.run_files import run_file_text as run_file_text
