@@ -1,12 +1,14 @@
 """Declarations of verbs, and the only place of this package that imports inside a function.
 
-    commands/plan.py   options, help and examples of `meshwright plan`; imports click alone
-    plan.py            the body, `run(...)`, with its imports at the top
+    @verb("report", examples=["meshwright report runs"])
+    @json_option
+    def command(*, as_json: bool) -> None:
+        '''Report on records.'''
+        ...
+
+A verb whose body imports much has it in another module, as `commands/plan.py` has it in `plan.py`:
 
     @verb("plan", body="meshwright.cli.plan:run", examples=["meshwright plan llama3-8b"])
-    @json_option
-    def command() -> None:
-        '''Search all legal sharding plans and rank them.'''
 
 `meshwright --help` imports no declaration, `meshwright plan --help` imports one, `meshwright plan` also its body.
 """
@@ -42,12 +44,12 @@ class Verb:
 
 
 class LazyCommand(click.Command):
-    """A command whose body, `module:function`, is imported when it runs. The function takes the options by name.
+    """A command whose body is its own function, or `module:function`, imported when it runs. It takes options by name.
 
     The options of a question are one argument of the body, `asked`, by the names of the question's parameters.
     """
 
-    def __init__(self, *args: Any, body: str, question: Question | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, body: str | None, question: Question | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.body, self.question = body, question
 
@@ -55,7 +57,11 @@ class LazyCommand(click.Command):
         options = dict(ctx.params)
         if self.question is not None:
             options["asked"] = asked_of(self.question, options)
-        return ctx.invoke(load(self.body), **options)
+        return ctx.invoke(self.function(), **options)
+
+    def function(self) -> Callable[..., Any]:
+        """The body."""
+        return load(self.body) if self.body is not None or self.callback is None else self.callback
 
 
 class LazyGroup(click.Group):
@@ -100,16 +106,22 @@ def verbs_of(sections: Mapping[str, Mapping[str, str]]) -> dict[str, Verb]:
 
 
 def verb(
-    name: str, *, body: str, examples: Sequence[str], question: str | None = None, without: Sequence[str] = ()
-) -> Callable[[Callable[[], None]], click.Command]:
-    """Declare a verb. The decorated function holds its options and, as docstring, its help; it is never called.
+    name: str,
+    *,
+    examples: Sequence[str],
+    body: str | None = None,
+    question: str | None = None,
+    without: Sequence[str] = (),
+) -> Callable[[Callable[..., None]], click.Command]:
+    """Declare a verb. The decorated function holds its options and, as docstring, its help. It is the body, unless
+    `body` names another function.
 
     `question`: the public function, "module:function", whose parameters are the first options, but for `without`.
 
     The tests parse every example with the command that it belongs to, so an example cannot go stale.
     """
 
-    def declare(function: Callable[[], None]) -> click.Command:
+    def declare(function: Callable[..., None]) -> click.Command:
         asked = None if question is None else question_of(load(question))
         for option in [] if asked is None else reversed([*options_of(asked, without=without)]):
             function = option(function)

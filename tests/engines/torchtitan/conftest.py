@@ -59,7 +59,7 @@ def toys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LOADED = ("torchtitan.train", "meshwright.cli.train", "meshwright.cli.checkpoint", "tests.warm")
+LOADED = ("torchtitan.train", "meshwright.cli.train", "meshwright.cli.commands.checkpoint", "tests.warm")
 
 
 def environment_of(*, with_shim: bool) -> dict[str, str]:

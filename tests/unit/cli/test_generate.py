@@ -16,7 +16,7 @@ pytest.importorskip("tokenizers")
 from tests.tiny_folders import TEMPLATE, tiny_folder
 
 import meshwright as mw
-from meshwright.cli import chat
+from meshwright.cli.commands import chat
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def print_training() -> None:
 
 
 def print_checkpoints() -> None:
-    command = import_module("meshwright.cli.checkpoint")
+    command = import_module("meshwright.cli.commands.checkpoint")
     saved = {
         "step": 12_000, "tokens": 5e9, "bytes": 16e9, "is_best": True, "model": "llama3.1-8b", "damage": None,
         "plan": "TP8 PP2 DP8 zero1 mbs1 interleaved", "date": "2026-01-02 03:04",
@@ -130,7 +130,7 @@ def print_benchmark_runs() -> None:
 def print_evaluation() -> None:
     row = {"on": "wikitext/test.txt", "metric": "bits_per_byte", "value": 0.75, "standard_error": 0.01, "number": 10**6}
     done = SimpleNamespace(to_rows=lambda: [row], model={"name": "llama3.1-8b", "step": 12_000}, texts=())
-    import_module("meshwright.cli.evaluate")._show(done)
+    import_module("meshwright.cli.commands.evaluate")._show(done)
 
 
 def print_by_hand(module: str) -> Callable[[], None]:
@@ -248,10 +248,8 @@ def write_submission(folder: Path) -> None:
 
 def modules_with_tables() -> set[str]:
     """Modules of the command line that print tables."""
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in Path(cli.__file__).parent.glob("*.py")}
-    return {name for name, text in sources.items() if "print_table(" in text or "print_text_tables(" in text} - {
-        "output"
-    }
+    sources = [(path.stem, path.read_text(encoding="utf-8")) for path in Path(cli.__file__).parent.rglob("*.py")]
+    return {name for name, text in sources if "print_table(" in text or "print_text_tables(" in text} - {"output"}
 
 
 def test_every_module_that_prints_tables_is_here():

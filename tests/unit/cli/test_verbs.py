@@ -16,7 +16,6 @@ from meshwright.cli import main, verbs
 from meshwright.cli.question import asked_of
 from meshwright.cli.verbs import LazyGroup
 from meshwright.specs.precision import PRECISIONS
-from meshwright.targets import load
 
 PRESENT = list(main.VERBS)
 
@@ -52,7 +51,7 @@ def test_the_body_of_a_verb_takes_its_options():
             return
         for command in leaves(name).values():
             assert isinstance(command, verbs.LazyCommand)
-            parameters = inspect.signature(load(command.body)).parameters.values()
+            parameters = inspect.signature(command.function()).parameters.values()
             taken = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
             given: dict[str, object] = {str(parameter.name): None for parameter in command.params}
             if command.question is not None:

@@ -9,7 +9,7 @@ import pytest
 def doctor(meshwright, make_host, monkeypatch):
     def run(fake, *options):
         made = make_host(fake.files, fake.commands)
-        monkeypatch.setattr("meshwright.cli.doctor.host_at", lambda root: made)
+        monkeypatch.setattr("meshwright.cli.commands.doctor.host_at", lambda root: made)
         monkeypatch.setattr("meshwright.doctor.checks.rates.find_spec", lambda name: object())
         return meshwright("doctor", *options)
 

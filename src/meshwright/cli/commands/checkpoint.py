@@ -1,18 +1,27 @@
-"""`meshwright checkpoint`: options and help."""
+"""`meshwright checkpoint`: list, verify and convert checkpoints."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Literal
 
 import click
 
+from meshwright import runfile
 from meshwright.cli.options import StepType, json_option
+from meshwright.cli.output import emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
+from meshwright.errors import InputError
+from meshwright.specs.run import Run
+from meshwright.units import format_bytes, format_count
+
+Document = dict[str, Any]
+StepChoice = int | Literal["best"] | None
+RUN_SUFFIXES = (".yaml", ".yml")
 
 
 @verb(
     "checkpoint",
-    body="meshwright.cli.checkpoint:run",
     examples=[
         "meshwright checkpoint show run.yaml",
         "meshwright checkpoint verify checkpoints/llama",
@@ -31,7 +40,16 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @click.option("--merge", is_flag=True, help="to-hf of adapters: merge them into the base weights.")
 @json_option
-def command() -> None:
+def command(
+    *,
+    kind: str,
+    where: Path,
+    weights: Path | None,
+    step: StepChoice,
+    dtype: Literal["bf16", "fp32"] | None,
+    merge: bool,
+    as_json: bool,
+) -> None:
     """List, verify and convert checkpoints; Hugging Face weights in and out.
 
     \b
@@ -47,3 +65,89 @@ def command() -> None:
     PEFT format, or with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml
     --resume` starts from step 0.
     """
+    _require_options(kind, weights=weights, step=step, dtype=dtype, merge=merge)
+    run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
+    folder = where if run is None else _folder_of(run)
+    if kind == "from-hf" and run is None:
+        raise InputError("from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml")
+    options: dict[str, Any] = {
+        "show": {"run": run, "step": step},
+        "verify": {"step": step},
+        "to-hf": {"run": run, "weights": weights, "step": step, "dtype": dtype, "merge": merge},
+        "from-hf": {"run": run, "weights": weights},
+    }[kind]
+    name = kind.replace("-", "_")
+    act = load_with_torch(f"meshwright.cli.checkpoint_torch:{name}", what="a checkpoint")
+    document: Document = act(folder, **options)
+    emit(document, _PRINTERS[kind], as_json=as_json)
+    exit_unless(not document.get("damaged"))
+
+
+def _require_options(kind: str, *, weights: Path | None, step: StepChoice, dtype: str | None, merge: bool) -> None:
+    if kind in ("to-hf", "from-hf"):
+        if weights is None:
+            raise InputError(f"{kind} needs two paths", hint=f"meshwright checkpoint {kind} WHERE DIR")
+    elif weights is not None:
+        raise InputError(f"{kind} takes one path", got=str(weights))
+    if dtype is not None and kind != "to-hf":
+        raise InputError("--dtype is for to-hf", got=kind)
+    if merge and kind != "to-hf":
+        raise InputError("--merge is for to-hf", got=kind)
+    if step is not None and kind == "from-hf":
+        raise InputError("from-hf always writes step 0", got=f"--step {step}")
+
+
+def _folder_of(run: Run) -> Path:
+    if run.train.checkpoint is None:
+        raise InputError(
+            "the run file names no folder of checkpoints", got=run.source, hint="set train.checkpoint.folder"
+        )
+    return Path(run.train.checkpoint.folder)
+
+
+# --- tables ---
+
+
+def _print_show(document: Document) -> None:
+    rows = []
+    for saved in document["checkpoints"]:
+        tokens = "" if saved["tokens"] is None else format_count(saved["tokens"])
+        size = format_bytes(saved["bytes"])
+        best = "best" if saved["is_best"] else ""
+        rows.append((f"{saved['step']:,}", best, tokens, saved["model"], saved["plan"], size, saved["date"]))
+    print_table(
+        {
+            "step": "right",
+            "": "left",
+            "tokens": "right",
+            "model": "left",
+            "plan": "left",
+            "size": "right",
+            "date": "left",
+        },
+        rows,
+        title=str(document["folder"]),
+    )
+
+
+def _print_verify(document: Document) -> None:
+    rows = [(f"{c['step']:,}", c["damage"] or "whole") for c in document["checkpoints"]]
+    print_table({"step": "right", "files": "left"}, rows, title=str(document["folder"]))
+    if document["damaged"]:
+        good = document["last_good"]
+        print_line("No checkpoint is whole." if good is None else f"The last good one is {good}.", style="bold")
+
+
+def _print_to_hf(document: Document) -> None:
+    print_line(
+        f"Wrote the {document['kind']} of {document['model']} after step {document['step']:,} as {document['dtype']}: "
+        f"{document['weights']}"
+    )
+    note(*document["notes"])
+
+
+def _print_from_hf(document: Document) -> None:
+    print_line(f"Wrote {document['checkpoint']}; `meshwright train RUN.yaml --resume` starts from these weights.")
+
+
+_PRINTERS = {"show": _print_show, "verify": _print_verify, "to-hf": _print_to_hf, "from-hf": _print_from_hf}

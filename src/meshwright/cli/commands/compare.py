@@ -1,15 +1,20 @@
-"""`meshwright compare`: options and help."""
+"""`meshwright compare`: records, estimates and published figures side by side."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from meshwright.api.compare import compare
+from meshwright.api.question import ask
 from meshwright.cli.options import figure_options, html_option, json_option, markdown_option
+from meshwright.cli.output import emit_json, print_line, print_text_tables, write_forms
 from meshwright.cli.verbs import verb
+from meshwright.targets import load
 
 
 @verb(
     "compare",
     question="meshwright.api.compare:compare",
-    body="meshwright.cli.compare:run",
     examples=[
         "meshwright compare runs/before runs/after",
         "meshwright compare runs/native runs/torchtitan --like-for-like --html gap.html",
@@ -22,7 +27,7 @@ from meshwright.cli.verbs import verb
 @markdown_option
 @figure_options
 @json_option
-def command() -> None:
+def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Compare records, estimates and published figures with a baseline.
 
     A side is a folder of records (of train, bench, mlperf run; all below it count), a run file (its estimate),
@@ -33,3 +38,16 @@ def command() -> None:
     leave-one-out. What differs is listed, and what one ratio mixes is warned about. --like-for-like refuses sides
     whose work differs (exit code 1).
     """
+    found = ask(compare, asked)
+    home = "meshwright.report.comparison"
+    write_forms(
+        found, page=f"{home}.page:comparison_page", markdown=f"{home}.tables:markdown",
+        figures=f"{home}.page:figures_of", options=options,
+    )  # fmt: skip
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    print_text_tables(load(f"{home}.tables:tables_of")(found))
+    print_line()
+    for text in found.cautions:
+        print_line(f"caution: {text}")

@@ -1,15 +1,22 @@
-"""`meshwright evaluate`: options and help."""
+"""`meshwright evaluate`: metrics of a trained model."""
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+from meshwright.answers.evaluation import Evaluation
+from meshwright.api.evaluate import evaluate
+from meshwright.api.question import ask
 from meshwright.cli.options import json_option
+from meshwright.cli.output import emit, note, print_line, print_table, progress
 from meshwright.cli.verbs import verb
+from meshwright.units import format_duration
 
 
 @verb(
     "evaluate",
     question="meshwright.api.evaluate:evaluate",
-    body="meshwright.cli.evaluate:run",
     examples=[
         "meshwright evaluate runs/first",
         "meshwright evaluate exported/llama corpus.jsonl --sequence-length 2048 --json",
@@ -18,7 +25,7 @@ from meshwright.cli.verbs import verb
     ],
 )
 @json_option
-def command() -> None:
+def command(*, asked: dict[str, Any], as_json: bool) -> None:
     """Measure loss, multiple choice and harness tasks of a trained model.
 
     MODEL is as in `meshwright generate`. SOURCE is what `data.source` of a run file takes: text, JSONL, token files, a
@@ -27,3 +34,27 @@ def command() -> None:
     Loss and perplexity are per predicted token, bits per byte of text; each with its standard error and counts.
     Multiple choice counts an answer as right where it is the most likely choice, as such and per character.
     """
+    with progress(f"evaluating {asked['model']}"):
+        done = ask(evaluate, asked, command=("meshwright", *sys.argv[1:]))
+    emit(done, _show, as_json=as_json)
+    note(*done.notes)
+
+
+def _show(done: Evaluation) -> None:
+    rows = [
+        (
+            row["on"],
+            row["metric"].replace("_", " "),
+            f"{row['value']:.4f}",
+            "" if row["standard_error"] is None else f"{row['standard_error']:.4f}",
+            "" if row["number"] is None else f"{row['number']:,}",
+        )
+        for row in done.to_rows()
+    ]
+    print_table(
+        {"on": "left", "metric": "left", "value": "right", "standard error": "right", "tokens or samples": "right"},
+        rows,
+        title=f"{done.model['name']}" + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
+    )
+    if done.texts:
+        print_line(f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}.")

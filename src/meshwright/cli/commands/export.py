@@ -1,16 +1,21 @@
-"""`meshwright export`: options and help."""
+"""`meshwright export`: a run as the configuration of another engine, which need not be installed."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from meshwright.api.configurations import export
+from meshwright.api.question import ask
 from meshwright.cli.options import json_option
+from meshwright.cli.output import emit_json, emit_text, note, print_line
 from meshwright.cli.question import key_options
+from meshwright.cli.run_input import take_run
 from meshwright.cli.verbs import verb
 
 
 @verb(
     "export",
     question="meshwright.api.configurations:export",
-    body="meshwright.cli.export:run",
     examples=[
         "meshwright export examples/runs/llama3.1-8b-pretrain.yaml --engine torchtitan --out titan",
         "meshwright export run.yaml --engine native --out here --set train.steps=100",
@@ -18,9 +23,21 @@ from meshwright.cli.verbs import verb
 )
 @key_options("calibration")
 @json_option
-def command() -> None:
+def command(*, asked: dict[str, Any], calibration: str | None, as_json: bool) -> None:
     """Write a run as the configuration of another engine.
 
     The engine need not be installed. What it cannot do of the run is refused, with the reason. With `parallel: auto`
     the planner's best plan for the run's cluster is written. The files are complete: the printed command starts them.
     """
+    take_run(asked, calibration=calibration)
+    done = ask(export, asked)
+    if as_json:
+        emit_json(done.to_dict())
+        return
+    print_line(done.summary(), style="bold")
+    for row in done.to_rows():
+        print_line(f"  {row['file']}")
+    print_line()
+    print_line("Start it on every host:")
+    emit_text("".join(f"  {line}\n" for line in done.command.splitlines()))
+    note(*done.notes)

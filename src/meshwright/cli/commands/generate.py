@@ -1,17 +1,27 @@
-"""`meshwright generate`: options and help."""
+"""`meshwright generate`: completions of one prompt, streamed, or of many."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from typing import Any
+
 import click
 
+from meshwright.answers.generation import Generation
+from meshwright.api.generate import PromptLike, completions, generate, open_generator
+from meshwright.api.question import question_of
 from meshwright.cli.options import file_option, json_option
+from meshwright.cli.output import emit_json, emit_text, load_with_torch, note, progress, say
 from meshwright.cli.verbs import verb
+from meshwright.errors import InputError
+
+SHOWN_PROMPT = 60
 
 
 @verb(
     "generate",
     question="meshwright.api.generate:generate",
-    body="meshwright.cli.generate:run",
     examples=[
         'meshwright generate runs/first "def main(" --max-tokens 40',
         "meshwright generate exported/llama --prompts prompts.jsonl --batch 16 --json",
@@ -24,7 +34,7 @@ from meshwright.cli.verbs import verb
     help="Prompts of a file: one a line, or JSON lines of texts, `prompt` or `messages`.",
 )  # fmt: skip
 @json_option
-def command() -> None:
+def command(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None, as_json: bool) -> None:
     """Continue prompts with a trained model.
 
     It computes on this machine's accelerator, or on its CPU. MODEL is a run folder, a run file, a folder of checkpoints
@@ -35,3 +45,67 @@ def command() -> None:
     token is taken, unless the model's generation_config.json says otherwise. A text ends at the model's end token, at a
     stop string, after --max-tokens, or where the trained positions end.
     """
+    if prompt is not None and prompts_path is not None:
+        raise InputError("a prompt and --prompts are both given", hint="leave one of them out")
+    requests = _requests(prompt, prompts_path)
+    settings = question_of(generate).checked(asked)
+    batch = settings.pop("batch")
+    with progress(f"loading {settings['model']}"):
+        generator, about = open_generator(**settings)
+    note(*about)
+    command = ("meshwright", *sys.argv[1:])
+    if len(requests) == 1 and not as_json:
+        done = completions(generator, requests, batch=1, about=about, command=command, on_text=write_text)
+        end_line(done.text)
+    else:
+        with progress("generating", total=len(requests)) as advance:
+            done = completions(generator, requests, batch=batch, about=about, command=command, on_batch=advance)
+        if as_json:
+            emit_json(done)
+        else:
+            _print_all(done)
+    note(*done.notes[len(about) :])
+    say(done.summary())
+
+
+def write_text(number: int, text: str) -> None:
+    """Write a part of the text of a prompt; on a terminal without the control characters of the model."""
+    emit_text(text)
+
+
+def end_line(text: str) -> None:
+    """End the line of a streamed text."""
+    if not text.endswith("\n"):
+        write_text(0, "\n")
+
+
+def read_stdin() -> str:
+    """All of stdin. Raises InputError where it is not UTF-8."""
+    try:
+        return sys.stdin.buffer.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError("stdin is not UTF-8", got=f"byte {error.object[error.start]:#04x}") from error
+
+
+def _requests(prompt: str | None, path: Path | None) -> list[PromptLike]:
+    if path is not None:
+        read = load_with_torch("meshwright.training.generation.requests:read_requests", what="generation")
+        found = read(path)
+        note(*found.notes)
+        return list(found.requests)
+    if prompt is None:
+        if sys.stdin.isatty():
+            raise InputError(
+                "there is no prompt", hint="give a text after the model, --prompts FILE, or pipe one to stdin"
+            )
+        prompt = read_stdin().removesuffix("\n").removesuffix("\r")
+    return [prompt]
+
+
+def _print_all(done: Generation) -> None:
+    for number, completion in enumerate(done.completions, start=1):
+        prompt = completion.prompt
+        shown = " ".join((prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))).split())
+        shown = shown if len(shown) <= SHOWN_PROMPT else f"{shown[:SHOWN_PROMPT]}..."
+        write_text(number, f"[{number}] {shown}\n{completion.text}")
+        end_line(completion.text)

@@ -1,19 +1,25 @@
-"""`meshwright import`: options and help."""
+"""`meshwright import`: the configuration of another engine as a run file."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
-from meshwright.api.configurations import CLUSTER
+from meshwright.api.configurations import CLUSTER, import_run, survey_configurations
+from meshwright.api.question import ask
 from meshwright.cli.options import json_option
+from meshwright.cli.output import emit_json, emit_text, note, print_line, print_text_tables
 from meshwright.cli.verbs import verb
+from meshwright.errors import InputError
+
+OF_SURVEYS = ("cluster", "ignore")
 
 
 @verb(
     "import",
     question="meshwright.api.configurations:import_run",
     without=("cluster",),
-    body="meshwright.cli.import_:run",
     examples=[
         "meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml",
         "meshwright import llama3:llama3_8b --cluster h100-8x1 --out run.yaml",
@@ -27,7 +33,7 @@ from meshwright.cli.verbs import verb
 @click.option("--cluster", metavar=CLUSTER.metavar, help=CLUSTER.about)
 @click.option("--survey", is_flag=True, help="Say of every configuration below the folder CONFIG whether it is read.")
 @json_option
-def command() -> None:
+def command(*, asked: dict[str, Any], survey: bool, as_json: bool) -> None:
     """Read the configuration of another engine as a run file.
 
     The run file is printed, or written to --out. Without --engine, the content of the file shows whose it is.
@@ -56,3 +62,30 @@ def command() -> None:
     Every setting that a run file cannot express is refused or noted. So is what `estimate` and the engine find
     wrong with the run: a batch that is not divisible, a plan that does not fit, flags that contradict each other.
     """
+    if survey:
+        _survey(asked, as_json=as_json)
+        return
+    if asked["cluster"] is None:
+        raise InputError("missing option '--cluster'", hint="see `meshwright import --help`")
+    found = ask(import_run, asked)
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    if found.file is None:
+        emit_text(found.text)
+    note(*found.notes)
+
+
+def _survey(asked: dict[str, Any], *, as_json: bool) -> None:
+    """Print what `import` reads of every configuration below a folder."""
+    folder, given = asked.pop("source"), {key: asked.pop(key) for key in OF_SURVEYS}
+    if others := [f"--{'out' if key == 'file' else key.replace('_', '-')}" for key, value in asked.items() if value]:
+        raise InputError("--survey does not go with", got=", ".join(others), allowed="--cluster, --ignore, --json")
+    found = ask(survey_configurations, {"folder": folder, **given})
+    if as_json:
+        emit_json(found.to_dict())
+        return
+    if found.files:
+        print_text_tables(found.tables())
+        print_line()
+    print_line(found.summary())

@@ -1,15 +1,24 @@
-"""`meshwright report`: options and help."""
+"""`meshwright report`: one page about records, or about the source documents."""
 
 from __future__ import annotations
 
+from typing import Any
+
+from meshwright.api.question import ask
+from meshwright.api.report import report_records, report_sources
 from meshwright.cli.options import figure_options, html_option, json_option, markdown_option
+from meshwright.cli.output import emit_json, print_text_tables, progress, write_forms
 from meshwright.cli.verbs import verb
+from meshwright.errors import InputError
+from meshwright.targets import load
+
+SOURCES = "sources"
+"""Argument that stands for the report on the source documents."""
 
 
 @verb(
     "report",
     question="meshwright.api.report:report_records",
-    body="meshwright.cli.report:run",
     examples=[
         "meshwright report runs/a runs/b --html report.html",
         "meshwright report runs --html report.html --price 2.5 --utilization 0.8",
@@ -22,7 +31,7 @@ from meshwright.cli.verbs import verb
 @markdown_option
 @figure_options
 @json_option
-def command() -> None:
+def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     """Report on records, estimates and published figures as one page.
 
     RECORDS are folders of records (all below them count), run files, claim:ID, mlperf:NAME or points:KEY=TEXT, as in
@@ -33,3 +42,19 @@ def command() -> None:
     `sources` is the report on the source documents: every printed figure beside what is predicted, what published logs
     give and what was measured. A folder of that name is ./sources.
     """
+    if asked["items"] == (SOURCES,):
+        if any(value is not None for name, value in asked.items() if name != "items"):
+            raise InputError("the report on the source documents has its own prices", hint="omit options of prices")
+        with progress("predicting the claims"):
+            found = report_sources()
+        home, page = "meshwright.report.sources.page", "source_page"
+    else:
+        found = ask(report_records, asked)
+        home, page = "meshwright.report.overview.page", "record_page"
+    is_written = write_forms(
+        found, page=f"{home}:{page}", markdown=f"{home}:markdown", figures=f"{home}:figures_of", options=options
+    )
+    if as_json:
+        emit_json(found.to_dict())
+    elif not is_written:
+        print_text_tables(load(f"{home}:terminal_tables")(found))
