@@ -15,6 +15,11 @@ NUM_DIGITS = 12
 (BLAS, number of cores) does not change the document."""
 
 
+def picked(value: Any, *names: str) -> dict[str, Any]:
+    """Attributes of a value that its document has by their own names."""
+    return {name: getattr(value, name) for name in names}
+
+
 def jsonable(value: Any) -> Any:
     """`value` as dicts, lists and scalars that JSON can hold.
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from meshwright.catalog.precisions import multiplied_on
 from meshwright.catalog.stacks import features_of
+from meshwright.json_values import picked
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
@@ -83,13 +84,7 @@ class RunConditions:
     @property
     def stated(self) -> dict[str, str | bool | float]:
         """The software, and what the row states of network and GEMMs that is not the usual."""
-        own = {
-            "network": self.network,
-            "tf32": self.tf32,
-            "narrow_gemms": self.narrow_gemms,
-            "loops_experts": self.loops_experts,
-            "optimizer": "" if self.optimizer == ADAMW else self.optimizer,
-            "all_in_16_bits": self.all_in_16_bits,
-        }
+        own = picked(self, "network", "tf32", "narrow_gemms", "loops_experts", "optimizer", "all_in_16_bits")
+        own["optimizer"] = "" if self.optimizer == ADAMW else self.optimizer
         overlap = {} if self.overlaps_data is None else {"overlaps_data": self.overlaps_data}
         return self.software | {key: value for key, value in own.items() if value} | overlap

@@ -19,6 +19,7 @@ import numpy as np
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.recomputation import NO_RECOMPUTATION
 from meshwright.accuracy.rows import PublishedRun
+from meshwright.json_values import picked
 
 UNSTATED = (NO_RECOMPUTATION, "recomputation '", "offloading of activations")
 """Prefixes of the notes on assumptions that decide a row's memory."""
@@ -65,14 +66,7 @@ class FailedReport:
     excluded: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            **self.total.as_json(),
-            "stated": self.stated,
-            "unstated": self.unstated,
-            "same_sources": self.same_sources,
-            "by_source": self.by_source,
-            "excluded": self.excluded,
-        }
+        return {**self.total.as_json(), **picked(self, "stated", "unstated", "same_sources", "by_source", "excluded")}
 
 
 def states_memory(run: PublishedRun) -> bool:

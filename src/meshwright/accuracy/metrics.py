@@ -59,15 +59,7 @@ class Predictions:
     @classmethod
     def none(cls) -> Predictions:
         """Predictions of an empty sequence."""
-        empty = np.empty(0)
-        return cls(
-            tokens_per_s_per_device=empty,
-            low=empty,
-            high=empty,
-            memory_allocated_bytes=empty,
-            memory_reserved_bytes=empty,
-            fit_probability=empty,
-        )
+        return cls(**{f.name: np.empty(0) for f in fields(cls)})
 
     def __len__(self) -> int:
         return len(self.tokens_per_s_per_device)

@@ -14,6 +14,7 @@ from meshwright.accuracy.failed import FailedReport, judge, states_memory
 from meshwright.accuracy.metrics import TAIL_QUANTILE, Metrics, Predictions, measure, memory_errors
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shipped import blind_predictions, blind_sources
+from meshwright.json_values import picked
 from meshwright.specs.memory_budget import FitVerdict, verdict_of
 
 Predict = Callable[[Sequence[PublishedRun]], Predictions]
@@ -65,16 +66,10 @@ class RowReport:
             "id": run.id,
             "line": run.line,
             "source": run.source_key,
-            "predicted": self.predicted,
-            "low": self.low,
-            "high": self.high,
-            "measured": self.measured,
-            "signed_error": self.signed_error,
-            "fits": self.fits,
-            "verdict": self.verdict,
-            "fit_probability": self.fit_probability,
-            "assumed": run.assumed,
-            "unread": run.unread,
+            **picked(
+                self, "predicted", "low", "high", "measured", "signed_error", "fits", "verdict", "fit_probability"
+            ),
+            **picked(run, "assumed", "unread"),
         }
         if run.memory_bytes:
             row["memory_measured_bytes"] = run.memory_bytes
@@ -126,14 +121,7 @@ class AccuracyReport:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "summary": self.summary,
-            "headline": self.headline,
-            "groups": self.groups,
-            "blind": self.blind,
-            "memory": self.memory,
-            "unpredicted": self.unpredicted,
-            "failed": self.failed,
-            "rejected": self.rejected,
+            **picked(self, "summary", "headline", "groups", "blind", "memory", "unpredicted", "failed", "rejected"),
             "units": {"predicted": "tokens/s per device", "memory": "bytes per device", "errors": "ratio"},
             "rows": self.rows,
         }

@@ -21,7 +21,7 @@ from meshwright.cost.memory import MemoryTable, estimate_memory, memory_parts
 from meshwright.cost.tables import BatchTable, WeightCache, model_row, plan_row, precision_row
 from meshwright.errors import InputError
 from meshwright.files import write_csv
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, picked
 from meshwright.result import Result
 from meshwright.runfile import named_model
 from meshwright.specs.adapters import absent_targets
@@ -95,16 +95,12 @@ class ModelMemory(Result):
         """Return one row for each combination, with a column for each part."""
         return [
             {
-                "precision": row.precision,
-                "optimizer": row.optimizer,
-                "lora_rank": row.lora_rank,
+                **picked(row, "precision", "optimizer", "lora_rank"),
                 "sharding": row.sharding.name.lower(),
                 "num_devices": self.num_devices,
-                "sequence_length": row.sequence_length,
-                "micro_batch": row.micro_batch,
+                **picked(row, "sequence_length", "micro_batch"),
                 **{f"{part.replace(' ', '_')}_bytes": size for part, size in row.parts_bytes.items()},
-                "total_bytes": row.total_bytes,
-                "host_bytes": row.host_bytes,
+                **picked(row, "total_bytes", "host_bytes"),
             }
             for row in self.rows
         ]

@@ -15,7 +15,7 @@ from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
 from meshwright.engines.choice import notes_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, picked
 from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
@@ -210,15 +210,12 @@ def estimate_document(done: RunEstimate) -> dict[str, Any]:
         "memory_of_ranks": done.memory_of_ranks,
         "memory_peak": done.memory_over_time and done.memory_over_time.peak,
         "uncertainty": done.estimate.uncertainty,
-        "goodput": economics.goodput,
-        "usd_per_device_hour": economics.usd_per_device_hour,
-        "usd_per_million_tokens": economics.usd_per_million_tokens,
+        **picked(economics, "goodput", "usd_per_device_hour", "usd_per_million_tokens", "joule_per_token"),
         "market_prices": [
             p
             for p in market_prices()
             if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.is_mixed
         ],
-        "joule_per_token": economics.joule_per_token,
         "totals": economics.totals and training_document(economics.totals),
         "notes": done.notes,
         "sources": {topic: str(source) for topic, source in sources_of(done.request, economics).items()},

@@ -11,7 +11,7 @@ from meshwright.answers.plan_ranking import with_ends
 from meshwright.answers.quantities import percent
 from meshwright.engines.choice import notes_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, picked
 from meshwright.planner import request_for
 from meshwright.planner.choice import fixing, goal_of
 from meshwright.planner.estimate import notes_on_software
@@ -300,9 +300,7 @@ def _costed(costed: Costed) -> dict[str, Any]:
 def _point(point: ScalePoint) -> dict[str, Any]:
     return {
         **_costed(point.costed),
-        "efficiency": point.efficiency,
-        "speedup": point.speedup,
-        "goodput": point.goodput,
+        **picked(point, "efficiency", "speedup", "goodput"),
         "training": point.training and training_document(point.training),
         **({} if point.simulation is None else {"simulation": point.simulation}),
     }
@@ -310,13 +308,9 @@ def _point(point: ScalePoint) -> dict[str, Any]:
 
 def _emulated(point: EmulatedPoint) -> dict[str, Any]:
     return {
-        "num_devices": point.num_devices,
+        **picked(point, "num_devices", "efficiency", "real_efficiency", "difference_s", "why_not"),
         "emulated": _costed(point.emulated),
-        "efficiency": point.efficiency,
         "real": point.real and _costed(point.real),
-        "real_efficiency": point.real_efficiency,
-        "difference_s": point.difference_s,
-        "why_not": point.why_not,
     }
 
 

@@ -21,7 +21,7 @@ from meshwright.inference.formats import cache_format, computed_in, usual_cache
 from meshwright.inference.layout import layout_of
 from meshwright.inference.memory import parameters, session_bytes, weight_bytes, window_note
 from meshwright.inference.positions import positions_note
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, picked
 from meshwright.result import Result
 from meshwright.runfile import named_cluster, named_model
 
@@ -84,12 +84,8 @@ class ServingCapacity(Result):
                 "weights_bytes": round(weight_bytes(question.model, question.weights).total),
                 "kv_bytes_per_token": _whole(kv_bytes_per_token(question)),
                 "session_bytes": _whole(session_bytes(question.model, question.cache, question.context)),
-                "max_sessions": best.max_sessions,
-                "max_tokens": best.max_tokens,
-                "fits": best.fits,
-                "binds": best.binds,
+                **picked(best, "max_sessions", "max_tokens", "fits", "binds", "layout"),
                 "shortfall": None if best.shortfall is None else str(best.shortfall),
-                "layout": best.layout,
                 "tensor_parallel": best.layout.tensor,
                 "kv_copies": best.cache_copies,
                 "device_memory": best.device.as_json(),

@@ -18,7 +18,7 @@ from meshwright.files import write_atomically
 from meshwright.fitting.advice import Advice, advise
 from meshwright.fitting.device import calibrate
 from meshwright.fitting.published_tables import calibrate_from_tables
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, picked
 from meshwright.records.device import read
 from meshwright.specs.hardware import HERE
 from meshwright.units import format_seconds
@@ -100,15 +100,12 @@ def _collectives(found: DeviceCalibration) -> dict[str, Any]:
 def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | None) -> dict[str, Any]:
     return {
         "calibration": targets,
-        "made": found.made,
+        **picked(found, "made", "parameters", "contention", "unexplained_sd"),
         "device": found.details["device"],
         "peak_flops_per_s": found.accelerator.peak_flops_per_s,
         "memory_bytes_per_s": found.accelerator.memory_bytes_per_s,
-        "parameters": found.parameters,
         "errors": found.details["errors"],
         "collectives": _collectives(found),
-        "contention": found.contention,
-        "unexplained_sd": found.unexplained_sd,
         "tables": found.details.get("tables"),
         "corrections": {name: len(s.y) for name, s in found.corrections.items()},
         "advice": advice,

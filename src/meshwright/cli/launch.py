@@ -21,6 +21,7 @@ from meshwright.engines.choice import planned
 from meshwright.engines.folders import locked, locked_checkpoints, refuse_finished
 from meshwright.engines.local import with_accelerator_file
 from meshwright.errors import InputError
+from meshwright.json_values import picked
 from meshwright.launch import kubernetes, local, slurm
 from meshwright.launch.environment import EnvironmentVariable, environment, table_version
 from meshwright.launch.request import Dispatch, LaunchRequest, read_hosts, shape
@@ -86,17 +87,11 @@ def run(
 
 def _document(request: LaunchRequest, found: Dispatch, *, place: str) -> dict[str, Any]:
     return {
-        "name": request.name,
+        **picked(request, "name", "num_nodes", "devices_per_node", "folder", "environment", "exclude"),
+        **picked(found, "commands", "notes"),
         "on": place,
-        "num_nodes": request.num_nodes,
-        "devices_per_node": request.devices_per_node,
-        "folder": request.folder,
-        "environment": request.environment,
         "environment_version": table_version(),
-        "exclude": request.exclude,
         "files": dict(found.files),
-        "commands": found.commands,
-        "notes": found.notes,
     }
 
 

@@ -20,26 +20,14 @@ def plan_from_section(section: schema.ParallelSection, *, data_shard: int, micro
     An omitted schedule is 1F1B, or interleaved where there are virtual stages.
     """
     recompute, modules, layers = _recompute(section.recompute)
+    alike = {f.name: getattr(section, f.name) for f in fields(Plan) if hasattr(section, f.name)}
     return Plan(
-        tensor=section.tensor,
-        sequence_parallel=section.sequence_parallel,
-        context=section.context,
-        pipeline=section.pipeline,
-        virtual_pipeline=section.virtual_pipeline,
-        expert=section.expert,
-        expert_tensor=section.expert_tensor,
-        data_shard=data_shard,
-        data_replicate=section.data_replicate,
-        sharding=Sharding[section.sharding.upper()],
-        micro_batch=micro_batch,
-        schedule=section.schedule or usual_schedule(section.virtual_pipeline),
-        recompute=recompute,
-        recompute_modules=modules,
-        recompute_layers=layers,
-        layers_per_stage=section.layers_per_stage,
-        offload=section.offload,
-        axis_order=section.axis_order,
-    )
+        **alike | {
+            "data_shard": data_shard, "micro_batch": micro_batch, "sharding": Sharding[section.sharding.upper()],
+            "schedule": section.schedule or usual_schedule(section.virtual_pipeline), "recompute": recompute,
+            "recompute_modules": modules, "recompute_layers": layers,
+        }
+    )  # fmt: skip
 
 
 def section_from_plan(plan: Plan) -> dict[str, Any]:

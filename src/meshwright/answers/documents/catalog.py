@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError
+from meshwright.json_values import picked
 from meshwright.result import Advance, ignore
 
 if TYPE_CHECKING:
@@ -152,14 +153,9 @@ def _show_cluster(name: str) -> dict[str, Any]:
 
 def _entry_document(found: Any) -> dict[str, Any]:
     return {
-        "name": found.name,
-        "title": found.title,
+        **picked(found, "name", "title", "values", "published", "sources", *ABOUT),
         "aliases": list(found.aliases),
-        "values": found.values,
-        "published": found.published,
-        "sources": found.sources,
         "source_of": {path: found.source_of(path) for path, _ in leaves(found.values)},
-        **{about: getattr(found, about) for about in ABOUT},
     }
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.answers.cluster import hardware_document
 from meshwright.catalog.stacks import features_of
+from meshwright.json_values import picked
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.remedies import word
 from meshwright.specs.run import said_kernels
@@ -110,9 +111,7 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
 
     return {
         "estimate": {"step": step.step, "tokens_per_s_per_device": step.tokens_per_s_per_device, "mfu": step.mfu},
-        "model_flops_per_token": step.model_flops_per_token,
-        "components_s": step.components_s,
-        "details_s": step.details_s,
+        **picked(step, "model_flops_per_token", "components_s", "details_s"),
         "bound_by": bound_by(step.components_s),
         "memory": memory_document(step.memory),
     }
@@ -124,16 +123,11 @@ def memory_document(memory: MemoryEstimate) -> dict[str, Any]:
 
     return {
         "parts_bytes": memory_parts(memory),
-        "details_bytes": memory.details_bytes,
-        "allocated_bytes": memory.allocated_bytes,
-        "reserved_bytes": memory.reserved_bytes,
-        "capacity_bytes": memory.capacity_bytes,
-        "usable_bytes": memory.usable_bytes,
-        "fits": memory.fits,
-        "verdict": memory.verdict,
-        "fit_probability": memory.fit_probability,
-        "stage": memory.stage,
-    }
+        **picked(
+            memory, "details_bytes", "allocated_bytes", "reserved_bytes", "capacity_bytes", "usable_bytes", "fits",
+            "verdict", "fit_probability", "stage",
+        ),
+    }  # fmt: skip
 
 
 def training_document(training: Training) -> dict[str, Any]:
