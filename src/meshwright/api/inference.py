@@ -93,7 +93,44 @@ PERCENTILE = Amount(
 )  # fmt: skip
 
 
-@question("meshwright.api.inference:capacity_of_cluster")
+def _placed(*, cluster: str | Mapping[str, Any], **asked: Any) -> dict[str, Any]:
+    """Arguments with the cluster as a run file has it, and the degrees of the layout."""
+    from meshwright.runfile.hardware import stated_cluster
+
+    stated = {name: asked.pop(name) for name in HARDWARE}
+    degrees = {"degrees": asked.pop("layout")} if "layout" in asked else {}
+    return {**asked, **degrees, "cluster": stated_cluster(cluster, **stated)}
+
+
+def _priced(
+    *, usd_per_device_hour: float | None, prices: Mapping[str, Any] | None = None, **asked: Any
+) -> dict[str, Any]:
+    """Arguments as `_placed` makes them, with the terms of the prices, which are those of `report_records`."""
+    from meshwright.answers.serving_question import price_terms
+
+    if "concurrency" in asked:
+        asked["concurrency"] = sorted(set(asked["concurrency"]))
+    return {**_placed(**asked), "terms": price_terms(usd_per_device_hour=usd_per_device_hour, **(prices or {}))}
+
+
+def _given(
+    *,
+    model: str | None = None,
+    precision: str | None = None,
+    kv_precision: str | None = None,
+    engine: str | None = None,
+    **asked: Any,
+) -> dict[str, Any]:
+    """Arguments with what the records do not say of their server: its hardware by name, its model and formats."""
+    from meshwright.inference.measured import ServedGiven
+    from meshwright.runfile import named_model
+
+    served = None if model is None else named_model(model)
+    asked["hardware"] = {name: asked.pop(name) for name in HARDWARE}
+    return {**asked, "given": ServedGiven(model=served, precision=precision, kv_precision=kv_precision, engine=engine)}
+
+
+@question("meshwright.answers.serving_capacity:serving_capacity", prepare=_placed)
 def inference_capacity(
     *,
     model: Annotated[str, MODEL],
@@ -124,7 +161,7 @@ def inference_capacity(
     return answered_by_body()
 
 
-@question("meshwright.api.inference:estimate_of_server")
+@question("meshwright.answers.serving_estimate:serving_estimate", prepare=_priced)
 def inference_estimate(
     *,
     model: Annotated[str, MODEL],
@@ -178,7 +215,7 @@ def inference_estimate(
     return answered_by_body()
 
 
-@question("meshwright.api.inference:plan_of_server")
+@question("meshwright.answers.serving_plan:serving_plan", prepare=_priced)
 def inference_plan(
     *,
     model: Annotated[str, MODEL],
@@ -226,7 +263,7 @@ def inference_plan(
     return answered_by_body()
 
 
-@question("meshwright.api.inference:calibration_of_server")
+@question("meshwright.answers.serving_calibration:serving_calibration", prepare=_given)
 def inference_calibrate(
     records: Annotated[
         str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
@@ -265,7 +302,7 @@ def inference_calibrate(
     return answered_by_body()
 
 
-@question("meshwright.api.inference:accuracy_of_points")
+@question("meshwright.answers.serving_accuracy:serving_accuracy", prepare=_given)
 def inference_accuracy(
     *,
     points: Annotated[
@@ -314,73 +351,3 @@ def inference_accuracy(
         (494, True)
     """
     return answered_by_body()
-
-
-def capacity_of_cluster(**asked: Any) -> ServingCapacity:
-    """The answer to `inference_capacity`."""
-    from meshwright.answers.serving_capacity import serving_capacity
-
-    return serving_capacity(**_placed(**asked))
-
-
-def estimate_of_server(*, concurrency: Sequence[int], **asked: Any) -> ServingEstimate:
-    """The answer to `inference_estimate`, and with more of the prices of `report_records` or of `serving_estimate`."""
-    from meshwright.answers.serving_estimate import serving_estimate
-
-    return serving_estimate(concurrency=sorted(set(concurrency)), **_priced(**_placed(**asked)))
-
-
-def plan_of_server(**asked: Any) -> ServingPlan:
-    """The answer to `inference_plan`, and with more of the prices of `report_records`."""
-    from meshwright.answers.serving_plan import serving_plan
-
-    return serving_plan(**_priced(**_placed(**asked)))
-
-
-def calibration_of_server(**asked: Any) -> ServingCalibrationResult:
-    """The answer to `inference_calibrate`."""
-    from meshwright.answers.serving_calibration import serving_calibration
-
-    return serving_calibration(**_given(**asked))
-
-
-def accuracy_of_points(**asked: Any) -> ServingAccuracy:
-    """The answer to `inference_accuracy`, and with what `inference_calibrate` takes about the server of the records."""
-    from meshwright.answers.serving_accuracy import serving_accuracy
-
-    return serving_accuracy(**_given(**asked))
-
-
-def _placed(*, cluster: str | Mapping[str, Any], **asked: Any) -> dict[str, Any]:
-    """Arguments with the cluster as a run file has it, and the degrees of the layout."""
-    from meshwright.runfile.hardware import stated_cluster
-
-    stated = {name: asked.pop(name) for name in HARDWARE}
-    degrees = {"degrees": asked.pop("layout")} if "layout" in asked else {}
-    return {**asked, **degrees, "cluster": stated_cluster(cluster, **stated)}
-
-
-def _priced(
-    *, usd_per_device_hour: float | None, prices: Mapping[str, Any] | None = None, **asked: Any
-) -> dict[str, Any]:
-    """Arguments with the terms of the prices."""
-    from meshwright.answers.serving_question import price_terms
-
-    return {**asked, "terms": price_terms(usd_per_device_hour=usd_per_device_hour, **(prices or {}))}
-
-
-def _given(
-    *,
-    model: str | None = None,
-    precision: str | None = None,
-    kv_precision: str | None = None,
-    engine: str | None = None,
-    **asked: Any,
-) -> dict[str, Any]:
-    """Arguments with what the records do not say of their server: its hardware by name, its model and formats."""
-    from meshwright.inference.measured import ServedGiven
-    from meshwright.runfile import named_model
-
-    served = None if model is None else named_model(model)
-    asked["hardware"] = {name: asked.pop(name) for name in HARDWARE}
-    return {**asked, "given": ServedGiven(model=served, precision=precision, kv_precision=kv_precision, engine=engine)}

@@ -277,6 +277,7 @@ class Question:
     name: str
     body: str  # "module:function"
     is_about_run: bool
+    prepare: Callable[..., dict[str, Any]]
     signature: inspect.Signature
     parameters: Mapping[str, QuestionParameter]
 
@@ -285,7 +286,7 @@ class Question:
         asked = self.checked(given)
         if self.is_about_run:
             asked = load("meshwright.api.runs:with_run")(asked, may_replace="run" not in self.defaults)
-        return load(self.body)(**asked, **hooks)
+        return load(self.body)(**self.prepare(**asked, **hooks))
 
     def checked(self, given: Mapping[str, object]) -> dict[str, Any]:
         """Return arguments by name as the body takes them. Raises InputError."""
@@ -314,17 +315,18 @@ class Question:
 
 
 def question(
-    body: str, *, is_about_run: bool = False
+    body: str, *, is_about_run: bool = False, prepare: Callable[..., dict[str, Any]] = dict
 ) -> Callable[[Callable[Arguments, Answer]], Callable[Arguments, Answer]]:
     """Make a function of annotated parameters and a docstring a question that `body`, "module:function", answers.
 
     `is_about_run`: the body takes `run`, its overrides and the keys of the run file as one `Run`. Keys replace those of
-    a run that must be given, and describe one that may be left out.
+    a run that must be given, and describe one that may be left out. `prepare` makes the arguments of the body from the
+    checked ones.
     """
 
     def declare(function: Callable[Arguments, Answer]) -> Callable[Arguments, Answer]:
         signature, parameters = _read(function)
-        found = Question(getattr(function, "__name__", ""), body, is_about_run, signature, parameters)
+        found = Question(getattr(function, "__name__", ""), body, is_about_run, prepare, signature, parameters)
 
         @functools.wraps(function)
         def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
