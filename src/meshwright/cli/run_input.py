@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from meshwright import runfile
 from meshwright.api.runs import KEYS, RunSource, given_run
 from meshwright.catalog.accelerators import accelerator_names, status_of
 from meshwright.cli.output import note
 from meshwright.errors import InputError
-from meshwright.specs.run import Run
+from meshwright.specs.run import NATIVE, Run
 
 
 def take_run(asked: dict[str, Any], **keys: Any) -> Run:
@@ -34,8 +35,14 @@ def run_from(source: RunSource | None, *, overrides: Sequence[str] = (), **keys:
     return run
 
 
-def check_targets(write_path: Path | None, *others: Path | None, is_apply: bool, overrides: Sequence[str]) -> None:
-    """Raise InputError if --apply, --write and --set contradict each other, or the folder of a file is missing."""
+def tuned_run(
+    what: str, *others: Path | None, run_path: Path, overrides: Sequence[str], write_path: Path | None, is_apply: bool
+) -> tuple[Run, Path | None]:
+    """Return the run that is tuned, and the run file to write: its own for --apply, that of --write, or None.
+
+    Raises InputError if --apply, --write and --set contradict each other, if the folder of a file is missing, or for
+    another engine than the native one, of which `what` is tuned.
+    """
     if is_apply and write_path is not None:
         raise InputError("--apply and --write are both given", allowed="one of them")
     if is_apply and overrides:
@@ -45,3 +52,7 @@ def check_targets(write_path: Path | None, *others: Path | None, is_apply: bool,
     for path in (write_path, *others):
         if path is not None and not path.parent.is_dir():
             raise InputError(f"cannot write {str(path)!r} (no such folder)")
+    run = runfile.load(run_path, overrides=overrides)
+    if run.engine != NATIVE:
+        raise InputError(f"only the native engine's {what} tuned", got=run.engine, hint="--set engine=native")
+    return run, run_path.resolve() if is_apply else write_path

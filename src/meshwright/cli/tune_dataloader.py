@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from meshwright import runfile
 from meshwright.cli.output import emit_json, load_with_torch
-from meshwright.cli.run_input import check_targets
-from meshwright.errors import InputError
-from meshwright.specs.run import NATIVE
+from meshwright.cli.run_input import tuned_run
 
 
-def run(
-    *,
-    run_path: Path,
-    overrides: tuple[str, ...],
-    counts: tuple[int, ...] | None,
-    step_s: float | None,
-    budget_s: float,
-    write_path: Path | None,
-    is_apply: bool,
-    as_json: bool,
-) -> None:
-    """Measure, write the counts if asked to, and print them."""
-    check_targets(write_path, is_apply=is_apply, overrides=overrides)
-    run = runfile.load(run_path, overrides=overrides)
-    if run.engine != NATIVE:
-        raise InputError("only the native engine's data loading is tuned", got=run.engine, hint="--set engine=native")
+def run(*, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float, as_json: bool, **files: Any) -> None:
+    """Measure, write the counts if asked to, and print them. `files` are options of the run file."""
+    run, target = tuned_run("data loading is", **files)
     tune = load_with_torch("meshwright.cli.tune_dataloader_torch:tune_run", what="measuring data loading")
     found = tune(run, counts=counts, step_s=step_s, budget_s=budget_s)
-    target = run_path.resolve() if is_apply else write_path
     if target is not None:
         runfile.write_text(found.text(), target)
     if as_json:

@@ -9,37 +9,25 @@ from typing import Any
 
 from meshwright import runfile
 from meshwright.cli.output import emit_json, load_with_torch, note, print_line, print_table, write_html
-from meshwright.cli.run_input import check_targets
+from meshwright.cli.run_input import tuned_run
 from meshwright.errors import InputError
 from meshwright.records.rate_range import RateRange
-from meshwright.specs.run import NATIVE, Run
+from meshwright.specs.run import Run
 
 ROWS = 12  # of the table
 
 
-def run(
-    *,
-    run_path: Path,
-    overrides: tuple[str, ...],
-    low: float,
-    high: float,
-    num_steps: int,
-    html_path: Path | None,
-    write_path: Path | None,
-    is_apply: bool,
-    as_json: bool,
-) -> None:
-    """Measure, write the files asked for if there is a suggestion, and print the result."""
-    check_targets(write_path, html_path, is_apply=is_apply, overrides=overrides)
+def run(*, low: float, high: float, num_steps: int, html_path: Path | None, as_json: bool, **files: Any) -> None:
+    """Measure, write the files asked for if there is a suggestion, and print the result.
+
+    `files` are options of the run file.
+    """
     _check_range(low, high)
-    run = runfile.load(run_path, overrides=overrides)
-    if run.engine != NATIVE:
-        raise InputError("only the native engine's rate is tuned", got=run.engine, hint="--set engine=native")
+    run, target = tuned_run("rate is", html_path, **files)
     test = load_with_torch(
         "meshwright.engines.native.rate_range_test:run_range_test", what="a learning-rate range test"
     )
     found: RateRange = test(run, num_steps=num_steps, low=low, high=high)
-    target = run_path.resolve() if is_apply else write_path
     values = _values(run, found)
     if not values:
         target = None
