@@ -15,7 +15,7 @@ from meshwright.accuracy.report import HEADLINE, AccuracyReport, RowReport
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.calibration.parameters import fitted
-from meshwright.report.figures import FAINT, INK, WIDTH, svg
+from meshwright.report.figures import FAINT, INK, WIDTH, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.version import __version__
 
@@ -291,7 +291,6 @@ def predicted_svg(report: AccuracyReport) -> str:
     def y(field: str) -> alt.Y:
         return alt.Y(field, type="quantitative", scale=scale, axis=axis, title="predicted tokens/s per device")
 
-    colors = alt.Scale(domain=list(LEGEND), range=list(LEGEND.values()))
     band = alt.Chart(alt.Data(values=line)).mark_area(opacity=0.5, color=FAINT, clip=True, aria=False)
     exact = alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1, aria=False)
     dots = alt.Chart(alt.Data(values=points)).mark_circle(size=16, opacity=0.55, aria=False)
@@ -305,7 +304,7 @@ def predicted_svg(report: AccuracyReport) -> str:
     chart = alt.layer(
         band.encode(x=x("x"), y=y("low"), y2="high:Q"),
         exact.encode(x=x("x"), y=y("y")),
-        dots.encode(x=x("measured"), y=y("predicted"), color=alt.Color("subset:N", scale=colors, legend=None)),
+        dots.encode(x=x("measured"), y=y("predicted"), color=color_by("subset", LEGEND)),
         *names,
     ).properties(width=SIDE, height=SIDE)
     return svg(chart, title="Predicted over measured tokens/s per device, one point a published run")

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from importlib.util import find_spec
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,22 +126,19 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
     """A step from left to right: each component begins where the one above it ends."""
     import altair as alt
 
-    rows, end = [], 0.0
-    for name, length in shown_components(components_s).items():
-        rows.append(
-            {
-                "component": label(name), "start": end, "end": end + length, "family": family(name).value,
-                "text": f"{seconds(length)}  {percent(length / sum(components_s.values()))}",
-            }
-        )  # fmt: skip
-        end += length
-    order = [row["component"] for row in rows]
+    shown, whole = shown_components(components_s), sum(components_s.values())
+    rows = [
+        row | {
+            "part": label(name), "family": family(name).value, "text": f"{seconds(length)}  {percent(length / whole)}",
+        }
+        for row, (name, length) in zip(stacked(shown), shown.items(), strict=True)
+    ]  # fmt: skip
     limit = max(row["end"] for row in rows)
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("component:N", sort=order, title=None))
+    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("part:N", sort=[row["part"] for row in rows], title=None))
     bars = base.mark_bar(height={"band": 0.72}).encode(
         x=alt.X("start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)),
         x2="end:Q",
-        color=_color("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
+        color=color_by("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
     )
     text = base.mark_text(align="left", dx=5, color=INK).encode(x="end:Q", text="text:N")
     return svg((bars + text).properties(width=WIDTH, height={"step": 24}), title="Step time by component")
@@ -150,21 +148,12 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
     """Memory of the fullest stage as one bar, and the capacity as a line."""
     import altair as alt
 
-    rows, end = [], 0.0
-    for name, size in parts_bytes.items():
-        rows.append({"part": name, "start": gib(end), "end": gib(end + size), "row": "reserved"})
-        end += size
-    scale = alt.Scale(domain=[0, gib(max(end, capacity_bytes)) * 1.08], nice=False)
-    bars = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar()
-        .encode(
-            x=alt.X("start:Q", title="GiB per device", scale=scale),
-            x2="end:Q",
-            y=alt.Y("row:N", title=None, axis=None),
-            color=_color("part", MEMORY_COLORS, {r["part"] for r in rows}),
-        )
-    )
+    rows = stacked({name: gib(size) for name, size in parts_bytes.items()}, row="reserved")
+    scale = alt.Scale(domain=[0, gib(max(sum(parts_bytes.values()), capacity_bytes)) * 1.08], nice=False)
+    bars = alt.Chart(alt.Data(values=rows)).mark_bar().encode(
+        x=alt.X("start:Q", title="GiB per device", scale=scale), x2="end:Q",
+        y=alt.Y("row:N", title=None, axis=None), color=color_by("part", MEMORY_COLORS, parts_bytes),
+    )  # fmt: skip
     limit = alt.Chart(alt.Data(values=[{"x": gib(capacity_bytes), "text": "capacity"}]))
     rule = limit.mark_rule(color=INK, strokeWidth=2).encode(x="x:Q")
     text = limit.mark_text(align="right", dx=-5, dy=-28, color=INK).encode(x="x:Q", text="text:N")
@@ -176,22 +165,11 @@ def rank_memory_svg(ranks: Sequence[RankMemory]) -> str:
     """Memory of a device of every pipeline rank as a bar of parts."""
     import altair as alt
 
-    rows = []
-    for found in ranks:
-        end = 0.0
-        for name, size in found.parts_bytes.items():
-            rows.append({"rank": found.rank, "part": name, "start": gib(end), "end": gib(end + size)})
-            end += size
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(height={"band": 0.8})
-        .encode(
-            x=alt.X("start:Q", title="GiB per device"),
-            x2="end:Q",
-            y=alt.Y("rank:O", title="pipeline rank"),
-            color=_color("part", MEMORY_COLORS, {r["part"] for r in rows}),
-        )
-    )
+    rows = [r for f in ranks for r in stacked({n: gib(size) for n, size in f.parts_bytes.items()}, rank=f.rank)]
+    chart = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.8}).encode(
+        x=alt.X("start:Q", title="GiB per device"), x2="end:Q", y=alt.Y("rank:O", title="pipeline rank"),
+        color=color_by("part", MEMORY_COLORS, {r["part"] for r in rows}),
+    )  # fmt: skip
     return svg(chart.properties(width=WIDTH, height={"step": 18}), title="Memory of every pipeline rank by part")
 
 
@@ -220,7 +198,7 @@ def memory_over_time_svg(found: MemoryOverTime) -> str:
     x = alt.X("s:Q", title="seconds of one step", scale=alt.Scale(domain=[0, end], nice=False))
     areas = alt.Chart(alt.Data(values=rows)).mark_area()
     chart = areas.encode(
-        x=x, y=alt.Y("start:Q", title="GiB per device"), y2="end:Q", color=_color("part", MEMORY_COLORS, set(columns))
+        x=x, y=alt.Y("start:Q", title="GiB per device"), y2="end:Q", color=color_by("part", MEMORY_COLORS, columns)
     )
     title = f"Memory of rank {found.rank} during one step by part"
     return svg(chart.properties(width=WIDTH, height=220), title=title)
@@ -241,10 +219,17 @@ def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, 
     return svg((bars + texts).properties(width=WIDTH, height={"step": 22}), title=title)
 
 
-def _color(field: str, colors: Mapping[str, str], present: set[str]) -> Any:
+def stacked(sizes: Mapping[str, float], **row: object) -> list[dict[str, Any]]:
+    """Rows of the parts of a bar, each of which begins where the one before it ends. `row`: what all have."""
+    ends = accumulate(sizes.values(), initial=0.0)
+    return [{**row, "part": name, "start": a, "end": b} for name, (a, b) in zip(sizes, pairwise(ends), strict=True)]
+
+
+def color_by(field: str, colors: Mapping[str, str], present: Iterable[str] | None = None) -> Any:
+    """The colour of a row by a field: of the names that are present, or of all of `colors`."""
     import altair as alt
 
-    names = [name for name in colors if name in present]
+    names = [name for name in colors if present is None or name in {*present}]
     scale = alt.Scale(domain=names, range=[colors[name] for name in names])
     return alt.Color(f"{field}:N", scale=scale, legend=None)
 

@@ -13,7 +13,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -25,6 +25,7 @@ from meshwright.files import write_atomically
 from meshwright.report.figures import FAINT, INK, svg
 from meshwright.report.page_script import SCRIPT
 from meshwright.report.style import STYLE
+from meshwright.version import __version__
 
 LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")
 """Links in a source: a page, or a repository in the short form of the catalogue."""
@@ -109,6 +110,35 @@ def document(
         f'<div class="sections" id="content">{body}</div>'
         f"<footer>{escape(footer)}</footer></main>{data}{scripts}</body></html>\n"
     )
+
+
+def measured_page(
+    title: str,
+    *,
+    lead: str,
+    key_figures: Iterable[tuple[str, str, str]],
+    notes: Iterable[str],
+    sections: Sequence[PageSection],
+    conditions: Mapping[str, object],
+    about: Mapping[str, Any],
+) -> str:
+    """The page of a measurement: key figures with notes below them, and at the end the conditions that are known.
+
+    `about` is the record, which says when the measurement started.
+    """
+    rows = [(name, value) for name, value in conditions.items() if value]
+    shown = TextTable(title="Conditions", headings=("", "what"), rows=rows, text_columns=("what",))
+    cautions = "".join(paragraph(f"Note: {text}.", css_class="lead") for text in notes)
+    return document(
+        title=title, lead=paragraph(lead, css_class="lead") + tiles(key_figures) + cautions,
+        sections=[*sections, *table_sections(shown)],
+        footer=f"Meshwright {__version__}. Measured on {about['started'][:10]}.",
+    )  # fmt: skip
+
+
+def table_sections(*tables: TextTable) -> list[PageSection]:
+    """A section for each table that has rows."""
+    return [PageSection(title=t.title, parts=[page_table(t)]) for t in tables if t.rows]
 
 
 def _section(number: int, section: PageSection) -> str:

@@ -12,11 +12,10 @@ from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize
 from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
+from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
 from meshwright.report.training_figures import BLUE, GREEN
 from meshwright.units import format_bytes
-from meshwright.version import __version__
 
 
 def tables(records: IngestRecords) -> list[TextTable]:
@@ -215,8 +214,6 @@ STAGE_COLORS = dict(zip(STAGES, ("#8a919b", "#d98a35", BLUE, GREEN), strict=True
 def ingest_page(records: IngestRecords) -> str:
     """The whole page."""
     found, sidecar = summarize(records), records.sidecar
-    lead = paragraph(_lead(sidecar), css_class="lead") + tiles(_tiles(found))
-    lead += "".join(paragraph(f"Note: {text}.", css_class="lead") for text in notes(records))
     sections = []
     if any(p.whole for p in found.passes):
         legend = list(STAGE_COLORS.items())
@@ -227,12 +224,10 @@ def ingest_page(records: IngestRecords) -> str:
         legend = [("search", BLUE), ("on the Pareto front", GREEN)]
         parts = [figure(recall_svg(found), legend=legend), page_table(search_table(found))]
         sections.append(PageSection(title="Recall against latency", parts=parts))
-    others = (build_table(found), refusal_table(found))
-    sections += [PageSection(title=t.title, parts=[page_table(t)]) for t in others if t.rows]
-    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(sidecar))]))
-    return document(
-        title="Retrieval ingestion", lead=lead, sections=sections,
-        footer=f"Meshwright {__version__}. Measured on {sidecar['started'][:10]}.",
+    return measured_page(
+        "Retrieval ingestion", lead=_lead(sidecar), key_figures=_tiles(found), notes=notes(records),
+        sections=[*sections, *table_sections(build_table(found), refusal_table(found))],
+        conditions=_conditions(sidecar), about=sidecar,
     )  # fmt: skip
 
 
@@ -273,19 +268,11 @@ def stages_svg(found: IngestSummary) -> str:
         if (pace := p.stage_rate(stage, "chunks_per_s")) is not None
     ]
     order = list(dict.fromkeys(row["pass"] for row in rows))
-    color = alt.Color(
-        "stage:N", legend=None, scale=alt.Scale(domain=list(STAGE_COLORS), range=list(STAGE_COLORS.values()))
-    )
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(height={"band": 0.7})
-        .encode(
-            y=alt.Y("pass:N", sort=order, title=None, axis=alt.Axis(labelLimit=420)),
-            x=alt.X("sum(seconds):Q", title="seconds for 1,000 chunks"),
-            color=color,
-            order="order:Q",
-        )
-    )
+    chart = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.7}).encode(
+        y=alt.Y("pass:N", sort=order, title=None, axis=alt.Axis(labelLimit=420)),
+        x=alt.X("sum(seconds):Q", title="seconds for 1,000 chunks"),
+        color=color_by("stage", STAGE_COLORS), order="order:Q",
+    )  # fmt: skip
     return svg(chart.properties(width=WIDTH - 120, height={"step": 26}), title="Seconds of each stage")
 
 
@@ -305,7 +292,7 @@ def recall_svg(found: IngestSummary) -> str:
         x=alt.X("x:Q", title="median latency of one query, ms", scale=alt.Scale(type="log"), axis=alt.Axis(grid=True)),
         y=alt.Y("y:Q", title="recall", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True)),
     )  # fmt: skip
-    color = alt.Color("front:N", legend=None, scale=alt.Scale(domain=["no", "yes"], range=[BLUE, GREEN]))
+    color = color_by("front", {"no": BLUE, "yes": GREEN})
     line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN).encode(order="x:Q")
     points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
     names = base.mark_text(align="left", dx=7, dy=-6, color=INK).encode(text="name:N")
@@ -313,11 +300,11 @@ def recall_svg(found: IngestSummary) -> str:
     return svg(chart, title="Recall against latency of a search")
 
 
-def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
+def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:
     encoder, device = sidecar.get("encoder") or {}, sidecar.get("device") or {}
     documents, queries = sidecar.get("documents") or {}, sidecar.get("queries") or {}
     software = sidecar.get("software") or {}
-    rows = {
+    return {
         "documents": documents.get("source"),
         "digest of the texts": documents.get("sha256"),
         "encoder": encoder.get("origin"),
@@ -331,5 +318,3 @@ def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
         "command": shlex.join(sidecar["command"]),
         "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }  # fmt: skip
-    shown = [(name, value) for name, value in rows.items() if value]
-    return TextTable(title="Conditions", headings=("", "what"), rows=shown, text_columns=("what",))

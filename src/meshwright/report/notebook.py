@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 from meshwright.answers.components import bound_by, label, shown_components
 from meshwright.answers.quantities import interval_of, percent, rate, seconds, value_of
 from meshwright.answers.text_table import TextTable
-from meshwright.report.figures import FAINT, INK, WIDTH, family_legend, memory_legend, memory_svg, svg, waterfall_svg
+from meshwright.report.figures import (
+    FAINT,
+    INK,
+    WIDTH,
+    color_by,
+    family_legend,
+    memory_legend,
+    memory_svg,
+    svg,
+    waterfall_svg,
+)
 from meshwright.report.html import figure, fragment, table, text_table, tiles
 from meshwright.report.serving import latency_table, rate_table
 from meshwright.units import gib
@@ -364,11 +374,10 @@ def difference_svg(components_ms: Sequence[Difference]) -> str:
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("component:N", sort=[row["component"] for row in rows], title=None)
     )
-    colors = alt.Scale(domain=["longer", "shorter"], range=[RED, BLUE])
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=alt.X("start:Q", title="milliseconds of a step, second plan minus first", axis=alt.Axis(tickCount=7)),
         x2="end:Q",
-        color=alt.Color("side:N", scale=colors, legend=None),
+        color=color_by("side", {"longer": RED, "shorter": BLUE}),
     )
     axis = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=FAINT).encode(x="x:Q")
     return svg((bars + axis).properties(width=WIDTH, height={"step": 22}), title="Difference by component")

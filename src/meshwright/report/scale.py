@@ -26,7 +26,7 @@ from meshwright.planner.scaling import (
     replica_devices,
 )
 from meshwright.planner.training import price_sentence
-from meshwright.report.figures import FAINT, INK, WIDTH, svg
+from meshwright.report.figures import FAINT, INK, WIDTH, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
 from meshwright.runfile import stated_text
 from meshwright.specs.estimate import Estimate
@@ -493,11 +493,10 @@ def tornado_svg(found: Sensitivity) -> str:
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("what:N", sort=[row["what"] for row in rows], title=None, axis=alt.Axis(labelLimit=360))
     )
-    color = alt.Scale(domain=["better", "worse"], range=[BLUE, RED])
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=alt.X("from:Q", title="efficiency", scale=scale, axis=alt.Axis(tickCount=6)),
         x2="to:Q",
-        color=alt.Color("side:N", scale=color, legend=None),
+        color=color_by("side", {"better": BLUE, "worse": RED}),
     )
     better = base.transform_filter("datum.side == 'better'").mark_text(align="left", dx=4, color=INK)
     worse = base.transform_filter("datum.side == 'worse'").mark_text(align="right", dx=-4, color=INK)

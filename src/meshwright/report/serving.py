@@ -15,10 +15,9 @@ from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.measurement import ValueRange
 from meshwright.records.serving import Latency, RequestStatus, ServingPoint, TokenSource, sum_known
-from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
+from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.html import PageSection, figure, measured_page, page_table, paragraph, table_sections
 from meshwright.report.training_figures import BLUE, GREEN, RED
-from meshwright.version import __version__
 
 DEFINITIONS = {InterTokenDefinition.TPOT: "time per output token", InterTokenDefinition.CHUNK_GAP: "gap between chunks"}
 LITTLES_LAW_LIMIT = 0.05
@@ -239,8 +238,6 @@ DEFINITION_NOTE = (
 def serving_page(found: Sequence[LoadSummary], *, sidecar: Mapping[str, Any], bound_s: float) -> str:
     """The whole page."""
     usable = [s for s in found if s.usable]
-    lead = paragraph(_lead(found, sidecar), css_class="lead") + tiles(_tiles(usable, bound_s))
-    lead += "".join(paragraph(f"Note: {text}.", css_class="lead") for text in cautions(found))
     sections = []
     if usable:
         parts = []
@@ -253,16 +250,11 @@ def serving_page(found: Sequence[LoadSummary], *, sidecar: Mapping[str, Any], bo
         if steps.rows:
             parts = [figure(bound_svg(usable, bound_s=bound_s)), page_table(steps)]
             sections.append(PageSection(title="Best load under a bound", parts=parts))
-    failed = failure_table(found)
-    if failed.rows:
-        sections.append(PageSection(title="Not measured", parts=[page_table(failed)]))
-    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(sidecar))]))
-    return document(
-        title=f"Serving {sidecar['endpoint']['model']}",
-        lead=lead,
-        sections=sections,
-        footer=f"Meshwright {__version__}. Measured on {sidecar['started'][:10]}.",
-    )
+    return measured_page(
+        f"Serving {sidecar['endpoint']['model']}", lead=_lead(found, sidecar), key_figures=_tiles(usable, bound_s),
+        notes=cautions(found), sections=[*sections, *table_sections(failure_table(found))],
+        conditions=_conditions(sidecar), about=sidecar,
+    )  # fmt: skip
 
 
 def _lead(found: Sequence[LoadSummary], sidecar: Mapping[str, Any]) -> str:
@@ -330,7 +322,7 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
         ),
         y=alt.Y("y:Q", title="total tokens/s", axis=alt.Axis(format="~s", grid=True)),
     )
-    color = alt.Color("front:N", legend=None, scale=alt.Scale(domain=["no", "yes"], range=[BLUE, GREEN]))
+    color = color_by("front", {"no": BLUE, "yes": GREEN})
     line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN, strokeWidth=1.5).encode(order="x:Q")
     spread = base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color)
     points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
@@ -375,10 +367,10 @@ def bound_svg(usable: Sequence[LoadSummary], *, bound_s: float) -> str:
     return svg((lines + rule).properties(width=WIDTH, height=240), title="Best total tokens/s under a bound")
 
 
-def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
+def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:
     endpoint, server, client = sidecar["endpoint"], sidecar.get("server") or {}, sidecar.get("client") or {}
     ceilings = sidecar.get("ceilings_chunks_per_s") or ()
-    rows = {
+    return {
         "endpoint": endpoint.get("interface"),
         "server": server.get("name"),
         "server options": ", ".join(f"{k}={v}" for k, v in (server.get("options") or {}).items()),
@@ -391,8 +383,6 @@ def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
         "command": shlex.join(sidecar["command"]),
         "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }
-    shown = [(name, value) for name, value in rows.items() if value]
-    return TextTable(title="Conditions", headings=("", "what"), rows=shown, text_columns=("what",))
 
 
 # --- results of other clients ---

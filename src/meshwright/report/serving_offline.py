@@ -9,11 +9,10 @@ from typing import Any
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
-from meshwright.report.figures import WIDTH, svg
-from meshwright.report.html import PageSection, document, figure, page_table, paragraph, tiles
+from meshwright.report.figures import WIDTH, color_by, svg
+from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
 from meshwright.report.serving import failures_by_kind
 from meshwright.report.training_figures import BLUE, RED
-from meshwright.version import __version__
 
 
 def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:
@@ -85,12 +84,10 @@ def offline_page(
     """The whole page."""
     usable = [p for p in found if p.point.is_usable]
     what = about["engine"] or about["server"] or "a server"
-    lead = paragraph(
+    lead = (
         f"{what}, {about['num_replicas']} replicas measured together, {about['num_requests']} requests a batch, "
-        f"{len(usable)} of {about['num_pairs']} pairs of lengths measured.",
-        css_class="lead",
-    ) + tiles(_tiles(usable, comparison))  # fmt: skip
-    lead += "".join(paragraph(f"Note: {text}.", css_class="lead") for text in cautions(found))
+        f"{len(usable)} of {about['num_pairs']} pairs of lengths measured."
+    )
     shown = tables(found, comparison)
     sections = []
     if usable:
@@ -98,15 +95,11 @@ def offline_page(
         legend += [("extrapolated", RED)] if any(p.extrapolated for p in usable) else []
         parts = [figure(rates_svg(usable), legend=legend), page_table(shown[0])]
         sections.append(PageSection(title="Batch throughput", parts=parts))
-    if len(shown) > 1:
-        sections.append(PageSection(title="Not measured", parts=[page_table(t) for t in shown[1:]]))
-    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(about))]))
-    return document(
-        title=f"Batch throughput of {about['model']}",
-        lead=lead,
-        sections=sections,
-        footer=f"Meshwright {__version__}. Measured on {about['started'][:10]}.",
-    )
+    sections += table_sections(*shown[1:])
+    return measured_page(
+        f"Batch throughput of {about['model']}", lead=lead, key_figures=_tiles(usable, comparison),
+        notes=cautions(found), sections=sections, conditions=_conditions(about), about=about,
+    )  # fmt: skip
 
 
 def _tiles(usable: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[tuple[str, str, str]]:
@@ -131,33 +124,24 @@ def rates_svg(usable: Sequence[OfflinePoint]) -> str:
         rows.append({"pair": p.pair.name, "kind": "measured", "rate": p.point.output_tokens_per_s})
         if p.extrapolated:
             rows.append({"pair": p.pair.name, "kind": "extrapolated", "rate": p.extrapolated.output_tokens_per_s})
-    colors = alt.Scale(domain=["measured", "extrapolated"], range=[BLUE, RED])
-    chart = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_bar(height=BAR / 2)
-        .encode(
-            x=alt.X("rate:Q", title="output tokens/s"),
-            y=alt.Y("pair:N", sort=None, title="input/output tokens"),
-            yOffset=alt.YOffset("kind:N", sort=["measured", "extrapolated"]),
-            color=alt.Color("kind:N", scale=colors, legend=None),
-        )
-    )
+    chart = alt.Chart(alt.Data(values=rows)).mark_bar(height=BAR / 2).encode(
+        x=alt.X("rate:Q", title="output tokens/s"), y=alt.Y("pair:N", sort=None, title="input/output tokens"),
+        yOffset=alt.YOffset("kind:N", sort=["measured", "extrapolated"]),
+        color=color_by("kind", {"measured": BLUE, "extrapolated": RED}),
+    )  # fmt: skip
     return svg(chart.properties(width=WIDTH), title="Output tokens/s of each pair of lengths")
 
 
-def _conditions(about: Mapping[str, Any]) -> TextTable:
-    software = ", ".join(f"{name} {version}" for name, version in (about.get("software") or {}).items())
-    rows = [
-        ("model", about["model"]),
-        ("engine", about["engine"] or ""),
-        ("server", about["server"] or ""),
-        ("options", ", ".join([*about["engine_options"], *about["server_options"]])),
-        ("software", software),
-        ("devices", about["devices"] or ""),
-        ("cores", about["cores"] or ""),
-        ("warm-up requests of a replica", str(about["num_warmup"])),
-        ("seed", str(about["seed"])),
-        ("command", shlex.join(about["command"])),
-    ]
-    shown = [row for row in rows if row[1]]
-    return TextTable(title="", headings=("condition", "value"), rows=shown, text_columns=("value",))
+def _conditions(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "model": about["model"],
+        "engine": about["engine"],
+        "server": about["server"],
+        "options": ", ".join([*about["engine_options"], *about["server_options"]]),
+        "software": ", ".join(f"{name} {version}" for name, version in (about.get("software") or {}).items()),
+        "devices": about["devices"],
+        "cores": about["cores"],
+        "warm-up requests of a replica": str(about["num_warmup"]),
+        "seed": str(about["seed"]),
+        "command": shlex.join(about["command"]),
+    }

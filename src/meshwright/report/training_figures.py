@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.answers.training_run import WARM_UP_STEPS, MeasuredQuantity
-from meshwright.report.figures import INK, WIDTH, svg
+from meshwright.report.figures import INK, WIDTH, color_by, svg
 from meshwright.specs.estimate import Estimate
 
 BLUE, ORANGE, RED, GREEN, PURPLE = "#3f78b5", "#d98a35", "#b5525c", "#4c9a6a", "#8b6bb1"
@@ -48,9 +48,7 @@ def ratio_svg(rows: Sequence[MeasuredQuantity]) -> str:
     exact = (
         alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("x:Q", scale=scale))
     )
-    color = alt.Color(
-        "where:N", scale=alt.Scale(domain=list(WHERE_COLORS), range=list(WHERE_COLORS.values())), legend=None
-    )
+    color = color_by("where", WHERE_COLORS)
     points = base.mark_point(filled=True, size=110, opacity=1).encode(x=alt.X("measured:Q", scale=scale), color=color)
     text = base.mark_text(align="left", dx=10, color=INK).encode(x=alt.X("measured:Q", scale=scale), text="text:N")
     chart = alt.layer(band, exact, points, text).properties(width=WIDTH, height={"step": 38})
@@ -147,9 +145,8 @@ def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | N
         layers.append(base.mark_line(color=BLUE, strokeWidth=1.6, aria=False).encode(x=x, y=y))
     marked = [{"step": s["step"], "median": s["step_s"], "kind": s["kind"]} for s in drawn]
     marked = [m for m in marked if m["kind"] != "step time" or len(drawn) <= MAX_POINTS]
-    colors = alt.Scale(domain=list(STEP_LEGEND), range=list(STEP_LEGEND.values()))
     points = alt.Chart(alt.Data(values=marked)).mark_point(filled=True, size=34, opacity=0.9, aria=False)
-    layers.append(points.encode(x=x, y=y, color=alt.Color("kind:N", scale=colors, legend=None)))
+    layers.append(points.encode(x=x, y=y, color=color_by("kind", STEP_LEGEND)))
     chart = alt.layer(*layers).properties(width=STEPS_WIDTH, height=HEIGHT)
     return svg(chart, title="Step time over steps")
 

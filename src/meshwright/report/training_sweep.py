@@ -11,11 +11,10 @@ from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.training_summary import PredictionVerdict, Summary, contests, verdict
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import INK, WIDTH, svg
-from meshwright.report.html import Endnotes, PageSection, document, figure, page_table, paragraph, tiles
+from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.html import Endnotes, PageSection, figure, measured_page, page_table, paragraph, table_sections
 from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED
 from meshwright.units import format_bytes
-from meshwright.version import __version__
 
 INSIDE, OUTSIDE, UNPREDICTED = "inside the interval", "outside", "not predicted"
 COLORS = {INSIDE: GREEN, OUTSIDE: RED, UNPREDICTED: PURPLE}
@@ -148,8 +147,6 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
     """The whole page."""
     judged, notes = verdict(found), Endnotes()
     device = sidecar["device"] or {"name": "an unknown device"}
-    lead = paragraph(accuracy_sentence(judged), css_class="lead") + tiles(_tiles(found, judged))
-    lead += "".join(paragraph(f"Note: {text}.", css_class="lead") for text in outlier_sentences(found))
     measured = [s for s in found if s.is_measured]
     sections = []
     if measured:
@@ -160,21 +157,13 @@ def sweep_page(found: Sequence[Summary], *, sidecar: Mapping[str, Any]) -> str:
         legend = [("80 % interval of the prediction", f"{BLUE}47"), *_legend(measured), ("one run", BLUE)]
         parts = [paragraph(text, marks=notes.mark(INTERVAL_CONVENTION)), figure(rates_svg(measured), legend=legend)]
         sections.append(PageSection(title="Measured and predicted", parts=[*parts, page_table(speed_table(found))]))
-        engines = engine_table(found)
-        if engines.rows:
-            sections.append(PageSection(title="Engines", parts=[page_table(engines)]))
-        sections.append(PageSection(title="Use of the device", parts=[page_table(use_table(found))]))
-    failed = failure_table(found)
-    if failed.rows:
-        sections.append(PageSection(title="Not measured", parts=[page_table(failed)]))
-    sections.append(PageSection(title="Conditions", parts=[page_table(_conditions(sidecar))]))
-    sections.append(PageSection(title="Definitions", parts=[notes.html()]))
-    return document(
-        title=f"{len(found)} training configurations on {device['name']}",
-        lead=lead,
-        sections=sections,
-        footer=f"Meshwright {__version__}. Measured on {sidecar['started'][:10]}.",
-    )
+        sections += table_sections(engine_table(found), use_table(found))
+    sections += [*table_sections(failure_table(found)), PageSection(title="Definitions", parts=[notes.html()])]
+    return measured_page(
+        f"{len(found)} training configurations on {device['name']}", lead=accuracy_sentence(judged),
+        key_figures=_tiles(found, judged), notes=outlier_sentences(found), sections=sections,
+        conditions=_conditions(sidecar), about=sidecar,
+    )  # fmt: skip
 
 
 def _tiles(found: Sequence[Summary], judged: PredictionVerdict) -> list[tuple[str, str, str]]:
@@ -226,7 +215,7 @@ def rates_svg(measured: Sequence[Summary]) -> str:
 
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("name:N", sort=[s.name for s in measured], title=None))
     predicted = base.transform_filter("isValid(datum.predicted)")
-    color = alt.Color("where:N", legend=None, scale=alt.Scale(domain=list(COLORS), range=list(COLORS.values())))
+    color = color_by("where", COLORS)
     runs = alt.Chart(alt.Data(values=dots)).encode(y=alt.Y("name:N", sort=[s.name for s in measured]))
     layers = [
         predicted.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(
@@ -241,13 +230,13 @@ def rates_svg(measured: Sequence[Summary]) -> str:
     return svg(chart, title="Tokens/s/device of each configuration, measured and predicted")
 
 
-def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
+def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:
     device = sidecar["device"] or {}
     software = {
         f"software, {engine}": ", ".join(f"{name} {version}" for name, version in versions.items())
         for engine, versions in sidecar["software"].items()
     }
-    rows = {
+    return {
         "device": device.get("name"),
         "memory": device and format_bytes(device["memory_bytes"]),
         "driver": sidecar["driver"],
@@ -257,5 +246,3 @@ def _conditions(sidecar: Mapping[str, Any]) -> TextTable:
         "command": shlex.join(sidecar["command"]),
         "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }
-    shown = [(name, value) for name, value in rows.items() if value]
-    return TextTable(title="Conditions", headings=("", "what"), rows=shown, text_columns=("what",))

@@ -17,7 +17,7 @@ from meshwright.report.comparison.tables import (
     ratios_table,
     title,
 )
-from meshwright.report.figures import INK, WIDTH, axis_end, bounded_scale, svg
+from meshwright.report.figures import INK, WIDTH, axis_end, bounded_scale, color_by, stacked, svg
 from meshwright.report.html import (
     PageSection,
     document,
@@ -128,8 +128,7 @@ def ratios_chart(mean: MeanRatio) -> Any:
     x = alt.X(
         "ratio:Q", scale=scale, axis=axis, title=f"{mean.metric}: {mean.other} over {mean.baseline}, above 1 is better"
     )
-    colors = alt.Scale(domain=[v.value for v in VERDICT_COLORS], range=list(VERDICT_COLORS.values()))
-    color = alt.Color("verdict:N", scale=colors, legend=None)
+    color = color_by("verdict", {v.value: c for v, c in VERDICT_COLORS.items()})
     shape = alt.condition("datum.cut", alt.value("diamond"), alt.value("circle"))
     interval = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
         x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
@@ -172,22 +171,17 @@ def gap_chart(gap: Gap) -> Any:
     """Two stacked bars: microseconds of a device per token by cause."""
     import altair as alt
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     least = 0.08 * max(gap.before.total_s, gap.after.total_s) * 1e6  # a shorter bar has no room for its number
     for name, parts in ((gap.baseline, gap.before), (gap.other, gap.after)):
-        end = 0.0
-        for part, label in PARTS.items():
-            size = getattr(parts, part) * 1e6
-            text = f"{size:,.1f}" if size > least else ""
-            rows.append(
-                {"side": name, "part": label, "start": end, "end": end + size, "middle": end + size / 2, "text": text}
-            )
-            end += size
-    colors = alt.Scale(domain=list(PARTS.values()), range=list(PART_COLORS.values()))
+        rows += stacked({label: getattr(parts, part) * 1e6 for part, label in PARTS.items()}, side=name)
+    for row in rows:
+        size = row["end"] - row["start"]
+        row |= {"middle": row["start"] + size / 2, "text": f"{size:,.1f}" if size > least else ""}
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None))
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=alt.X("start:Q", title="microseconds of one device per token"), x2="end:Q",
-        color=alt.Color("part:N", scale=colors, legend=None),
+        color=color_by("part", dict(gap_legend())),
     )  # fmt: skip
     texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
     return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 34})

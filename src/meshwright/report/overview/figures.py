@@ -12,7 +12,16 @@ from meshwright.answers.overview.collect import ReportEntry
 from meshwright.answers.overview.cost import CostSensitivity
 from meshwright.answers.training_run import TrainingRun
 from meshwright.report.comparison.tables import value_text
-from meshwright.report.figures import INK, OUTLIER_COLOR, OUTLIER_LEGEND, WIDTH, axis_end, bounded_scale
+from meshwright.report.figures import (
+    INK,
+    OUTLIER_COLOR,
+    OUTLIER_LEGEND,
+    WIDTH,
+    axis_end,
+    bounded_scale,
+    color_by,
+    stacked,
+)
 from meshwright.report.training_figures import portions
 from meshwright.units import GIB
 
@@ -106,8 +115,7 @@ def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
         ]
         rows += curve
         ends += curve[-1:]
-    names = [name for name, _ in runs]
-    color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])), legend=None)
+    color = color_by("name", dict(loss_legend(runs)))
     x = alt.X("tokens:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=6, grid=False))
     losses = [r["loss"] for r in rows]
     is_wide = min(losses) > 0 and max(losses) > WIDE_LOSSES * min(losses)  # one that diverged, as a rule
@@ -162,30 +170,18 @@ def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
     """Stacked bars: share of a step by kind of kernel, one a training."""
     import altair as alt
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for name, run in runs:
-        end = 0.0
-        for category in KERNEL_COLORS:
-            share = run.record["profile"]["shares"].get(category, 0.0)
-            text = f"{share:.0%}" if share > 0.055 else ""
-            rows.append(
-                {
-                    "name": name,
-                    "category": category,
-                    "start": end,
-                    "end": end + share,
-                    "middle": end + share / 2,
-                    "text": text,
-                }
-            )
-            end += share
-    colors = alt.Scale(domain=list(KERNEL_COLORS), range=list(KERNEL_COLORS.values()))
+        rows += stacked({c: run.record["profile"]["shares"].get(c, 0.0) for c in KERNEL_COLORS}, name=name)
+    for row in rows:
+        share = row["end"] - row["start"]
+        row |= {"middle": row["start"] + share / 2, "text": f"{share:.0%}" if share > 0.055 else ""}
     base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
     bars = base.mark_bar(height={"band": 0.7}).encode(
         x=alt.X(
             "start:Q", title="share of a step", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1], clamp=True)
         ),
-        x2="end:Q", color=alt.Color("category:N", scale=colors, legend=None),
+        x2="end:Q", color=color_by("part", KERNEL_COLORS),
     )  # fmt: skip
     texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
     return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 28})
@@ -264,8 +260,7 @@ def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> A
     import altair as alt
 
     rows = [{**point, "name": name} for name, points in named for point in points]
-    names = [name for name, _ in named]
-    color = alt.Color("name:N", scale=alt.Scale(domain=names, range=list(SERIES[: len(names)])), legend=None)
+    color = color_by("name", {name: SERIES[i] for i, (name, _) in enumerate(named)})
     x = alt.X(
         "user_rate:Q",
         title="tokens/s of one request (1 / time per output token)",

@@ -10,11 +10,12 @@ from meshwright.answers.sources.facts import CONTEXT
 from meshwright.answers.sources.study import SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
-from meshwright.report.figures import INK, WIDTH, bounded_scale
+from meshwright.report.figures import INK, WIDTH, bounded_scale, color_by, stacked
 from meshwright.report.html import ReportFigure
 from meshwright.report.sources.tables import number
 
 PRINTED, PREDICTED, LOGS = "#d98a35", "#3f78b5", "#4c9a6a"
+KINDS = {"printed": PRINTED, "predicted": PREDICTED, "published logs": LOGS}
 LEGEND = (("printed", PRINTED), ("predicted, 80 % interval", PREDICTED), ("published logs", LOGS))
 MEMORY_PARTS = {
     "weights": "#3f78b5",
@@ -76,11 +77,10 @@ def _intervals(rows: Sequence[SourceRow], label: Callable[[SourceRow], str], *, 
     order = list(dict.fromkeys(m["name"] for m in marks))
     y = alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelLimit=270))
     x = alt.X("value:Q", scale=scale, title=axis, axis=alt.Axis(grid=True, tickCount=6, format="~r"))
-    colors = alt.Scale(domain=["printed", "predicted", "published logs"], range=[PRINTED, PREDICTED, LOGS])
-    color = alt.Color("kind:N", scale=colors, legend=None)
+    color = color_by("kind", KINDS)
     band = alt.Chart(alt.Data(values=data)).mark_bar(color=PREDICTED, opacity=0.22, height={"band": 0.6})
     points = alt.Chart(alt.Data(values=marks))
-    shapes = alt.Scale(domain=["printed", "predicted", "published logs"], range=["diamond", "circle", "square"])
+    shapes = alt.Scale(domain=list(KINDS), range=["diamond", "circle", "square"])
     layers = [
         band.encode(y=y, x=alt.X("low:Q", scale=scale), x2="high:Q"),
         points.mark_point(filled=True, size=70, opacity=1).encode(
@@ -217,7 +217,6 @@ def _figure_2(found: SourceReport) -> SourceFigure:
     scale = bounded_scale([min(ends) / 1.3, max(ends) * 1.3])
     ticks = [t for t in (1, 2, 5, 10, 20, 50) if min(ends) / 1.3 <= t <= max(ends) * 1.3]
     y = alt.Y("days:Q", title="days", scale=scale, axis=alt.Axis(values=ticks, grid=True, format="d"))
-    colors = alt.Scale(domain=["printed", "predicted"], range=[PRINTED, PREDICTED])
     points = alt.Chart(alt.Data(values=data))
     chart = alt.layer(
         alt.Chart(alt.Data(values=ideal)).mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1).encode(x=x, y=y),
@@ -225,7 +224,7 @@ def _figure_2(found: SourceReport) -> SourceFigure:
             x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"
         ),
         points.mark_point(filled=True, size=80, opacity=1).encode(
-            x=x, y=y, color=alt.Color("kind:N", scale=colors, legend=None)
+            x=x, y=y, color=color_by("kind", KINDS, ("printed", "predicted"))
         ),
         points.mark_text(align="left", dx=9, color=INK).encode(x=x, y=y, text="text:N"),
     ).properties(width=WIDTH, height=280)  # fmt: skip
@@ -257,26 +256,20 @@ def _memory(found: SourceReport) -> SourceFigure:
 
     title = "Memory of one 288 GiB device"
     cases = memory_rows()
-    rows = []
-    for case in cases:
-        end = 0.0
-        for part, gib in case.parts_gib.items():
-            rows.append({"case": case.name, "part": part, "start": end, "end": end + gib})
-            end += gib
+    rows = [row for case in cases for row in stacked(case.parts_gib, case=case.name)]
     totals = [
         {"case": c.name, "end": sum(c.parts_gib.values()), "text": f"{sum(c.parts_gib.values()):.0f} GiB"}
         for c in cases
     ]
     y = alt.Y("case:N", sort=[c.name for c in cases], title=None, axis=alt.Axis(labelLimit=300))
     scale = alt.Scale(domain=[0, max(r["end"] for r in totals) * 1.15], nice=False)
-    colors = alt.Scale(domain=list(MEMORY_PARTS), range=list(MEMORY_PARTS.values()))
     bars = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.65})
     limits = [{"x": c, "text": t} for c, t in ((288.0, "MI355X"), (179.06, "B200"))]
     rule = alt.Chart(alt.Data(values=limits))
     chart = alt.layer(
         bars.encode(
             y=y, x=alt.X("start:Q", scale=scale, title="GiB", axis=alt.Axis(grid=True, tickCount=6)), x2="end:Q",
-            color=alt.Color("part:N", scale=colors, legend=None),
+            color=color_by("part", MEMORY_PARTS),
         ),
         rule.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("x:Q", scale=scale)),
         rule.mark_text(color=INK, dy=-6, baseline="bottom", y=0).encode(
