@@ -15,6 +15,7 @@ from meshwright.accuracy.rows import PublishedRun, read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.answers.quantities import percent
 from meshwright.calibration.device import load
+from meshwright.calibration.parameters import fitted
 from meshwright.errors import InputError
 from meshwright.json_values import jsonable
 from meshwright.result import Advance, Result, ignore
@@ -57,7 +58,6 @@ class AccuracyStudy(Result):
         return self.report.rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright accuracy --json`."""
         return jsonable({**self.report.as_json(), "each_source_left_out": self.leave_one_source_out})
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -134,7 +134,6 @@ def _leave_one_source_out_predictor(
     corrections: Mapping[str, CorrectionsByKernel], advance: Advance
 ) -> Callable[[Sequence[PublishedRun]], Predictions]:
     """Predict by calibrations of the shipped runs, each fitted without the source that it predicts."""
-    from meshwright.calibration.parameters import fitted
     from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
     from meshwright.fitting.published_runs import fit
 

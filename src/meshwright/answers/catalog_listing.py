@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
-from meshwright.answers.documents.catalog import details_document, leaves, listing_document
+from meshwright.answers.documents.catalog import (
+    claim_document,
+    claims_document,
+    details_document,
+    leaves,
+    listing_document,
+    run_files_document,
+)
+from meshwright.catalog.lookup import claim
 from meshwright.errors import InputError
 from meshwright.json_values import jsonable
 from meshwright.result import Result
@@ -43,7 +52,6 @@ class CatalogItem(Result):
         return self.document.get("sources", {})
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright catalog KIND NAME --json`."""
         return jsonable(self.document)
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -94,7 +102,6 @@ class CatalogListing(Result):
         return catalog_entry(self.kind, name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright catalog KIND --json`."""
         return jsonable(self.document)
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -110,25 +117,15 @@ class CatalogListing(Result):
 
 def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:
     """List all entries of `kind`. `predict` adds predictions to claims and runs, which takes half a minute."""
-    from meshwright.answers.documents.catalog import claims_document, run_files_document
-
-    makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "claims": lambda: claims_document(predict=predict),
-        "runs": lambda: run_files_document(None, predict=predict),
-    }
-    make = makers.get(kind, lambda: listing_document(kind))
-    return CatalogListing(kind=kind, document=make())
+    made = {"claims": claims_document, "runs": partial(run_files_document, None)}
+    document = made[kind](predict=predict) if kind in made else listing_document(kind)
+    return CatalogListing(kind=kind, document=document)
 
 
 def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogItem:
     """Look up one entry of `kind`. Raises UnknownNameError."""
-    from meshwright.answers.documents.catalog import claim_document, run_files_document
-    from meshwright.catalog.lookup import claim
-
-    makers: dict[str, Callable[[], dict[str, Any]]] = {
-        "claims": lambda: claim_document(claim(name), predict=predict),
-        "runs": lambda: run_files_document(name, predict=predict),
-    }
-    make = makers.get(kind, lambda: details_document(kind, name))
-    document = make()
+    if kind == "claims":
+        document = claim_document(claim(name), predict=predict)
+    else:
+        document = run_files_document(name, predict=predict) if kind == "runs" else details_document(kind, name)
     return CatalogItem(kind=kind, name=document.get("name", name), document=document)

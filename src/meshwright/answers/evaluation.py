@@ -34,7 +34,6 @@ class Evaluation(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright evaluate --json`."""
         return jsonable({key: getattr(self, key) for key in self.__dataclass_fields__})
 
     def to_rows(self) -> list[dict[str, Any]]:

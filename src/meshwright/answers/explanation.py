@@ -57,7 +57,6 @@ class Explanation(Result):
     why_not: tuple[WhyNot, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright explain --json`."""
         return jsonable(explanation_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:

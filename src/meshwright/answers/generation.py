@@ -52,7 +52,6 @@ class Generation(Result):
         return self.completions[0].text
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright generate --json`."""
         return jsonable(
             {key: getattr(self, key) for key in self.__dataclass_fields__} | {"completions": self.to_rows()}
         )

@@ -35,8 +35,6 @@ class IngestBenchmark(Result):
     @cached_property
     def totals(self) -> IngestSummary:
         """Medians over the repeats, and the Pareto front of recall against latency."""
-        from meshwright.bench.ingest.summary import summarize
-
         return summarize(self.records)
 
     @property
@@ -46,7 +44,6 @@ class IngestBenchmark(Result):
         return notes(self.records)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright bench ingest --json`."""
 
         return jsonable(ingest_document(self.records))
 

@@ -78,7 +78,6 @@ class ModelMemory(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright estimate --memory --json`."""
         rows = [{**vars(row), "total_bytes": row.total_bytes} for row in self.rows]
         return jsonable(
             {

@@ -36,6 +36,7 @@ from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
+from meshwright.runfile import loads, pin_plan, pinned_text
 from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import NATIVE, Run, with_software
 
@@ -130,8 +131,6 @@ class PlanRanking(Result):
         Raises:
             InputError: there is no such rank, or the run file cannot hold the plan.
         """
-        from meshwright.runfile import loads, pinned_text
-
         text = pinned_text(self.run, self._plan_at(rank))
         pinned = loads(text, file=self.run.source, here=self.run.cluster)
         return replace(pinned, name=self.run.name)
@@ -142,8 +141,6 @@ class PlanRanking(Result):
         Raises:
             InputError: there is no such rank, or `path` cannot be written.
         """
-        from meshwright.runfile import pin_plan
-
         pin_plan(self.run, self._plan_at(rank), path)
 
     def _plan_at(self, rank: object) -> Any:
@@ -152,7 +149,6 @@ class PlanRanking(Result):
         return self.estimates[rank - 1].plan
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright plan --json`."""
         return jsonable(ranking_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -171,7 +171,6 @@ class TrainingSweep(Result):
         return summaries(self.trainings.rows, names=list(names))
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright bench train --json`."""
         from meshwright.bench.training_summary import contests, verdict
 
         return jsonable(

@@ -11,6 +11,7 @@ from meshwright.answers.documents.plan import plan_document, request_document, s
 from meshwright.answers.economics import Economics, economics_of
 from meshwright.answers.memory_over_time import MemoryOverTime, memory_over_time
 from meshwright.answers.quantities import fit_text, rate, value_of
+from meshwright.answers.stages import stage_rows
 from meshwright.catalog.prices import market_prices
 from meshwright.cost.memory import memory_parts
 from meshwright.engines.choice import notes_on_engine, with_planned_engine
@@ -96,7 +97,6 @@ class RunEstimate(Result):
         return memory_over_time(self.request, self.estimate)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright estimate --json`."""
         return jsonable(estimate_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -198,7 +198,6 @@ def notes_on_fit(estimate: PlanEstimate) -> list[str]:
 def estimate_document(done: RunEstimate) -> dict[str, Any]:
     """Plan, step, memory, pipeline stages, economics and sources of one run."""
     from meshwright.answers.provenance import sources_of
-    from meshwright.answers.stages import stage_rows
 
     economics = done.economics
     return {

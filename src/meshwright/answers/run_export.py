@@ -62,7 +62,6 @@ class RunExport(Result):
         return "\n".join(f"{on(part.devices_per_node)}  # hosts of {part.name}" for part in cluster.parts)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright export --json`."""
         launch = self.launch
         return jsonable(
             {

@@ -52,7 +52,6 @@ class RunImport(Result):
     notes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright import --json`."""
         memory = memory_document(self.memory) if self.memory else None
         return jsonable({"run": self.content, "memory": memory, "notes": self.notes, "file": self.file})
 

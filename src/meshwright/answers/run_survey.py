@@ -71,7 +71,6 @@ class ConfigurationSurvey(Result):
         return {name: {str(status): counted[name, status] for status in ImportStatus} for name in projects}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright import --survey --json`."""
         files = [
             {"file": str(file.path), "project": file.project, "status": str(file.status), "cluster": file.cluster,
              "reasons": list(file.reasons)}

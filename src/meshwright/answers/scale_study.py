@@ -29,7 +29,9 @@ from meshwright.planner.scaling import (
     curve_ends,
     emulate,
     emulation_ends,
+    exposed_data_parallel_s,
     rank_replicas,
+    replica_devices,
     request_at,
     scale,
     sensitivity,
@@ -93,7 +95,6 @@ class ScaleReport(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright scale --json`."""
         return jsonable(scale_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:
@@ -284,8 +285,6 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
 
 
 def _costed(costed: Costed) -> dict[str, Any]:
-    from meshwright.planner.scaling import exposed_data_parallel_s, replica_devices
-
     return {
         "num_devices": costed.num_devices,
         **_batch(costed.global_batch, costed.request.seq_len),

@@ -15,6 +15,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
 from meshwright.inference.comparison import PointComparison, PointErrors, PointReport, PredictPoints, compare_points
 from meshwright.inference.constants import shipped_constants
+from meshwright.inference.fit import fit, spread_as
 from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
 from meshwright.inference.predict import ServingPredictions, predict_points
@@ -61,7 +62,6 @@ class ServingAccuracy(Result):
         return self.comparison.rows
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright inference accuracy --json`."""
         return jsonable(
             {
                 "summary": self.overall,
@@ -189,8 +189,6 @@ def _as_shipped(points: Sequence[PublishedPoint]) -> ServingPredictions:
 
 def _leave_one_source_out(points: Sequence[PublishedPoint]) -> ServingPredictions:
     """Each source by constants fitted to the shipped points of all other sources."""
-    from meshwright.inference.fit import fit, spread_as
-
     shipped = [p for p in read_points(shipped_points_path()) if p.conditions is not None]
     columns = {name: np.full(len(points), np.nan) for name in ("value", "low", "high")}
     for source in sorted({p.source for p in points}):

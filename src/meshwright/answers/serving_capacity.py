@@ -69,7 +69,6 @@ class ServingCapacity(Result):
         return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright inference capacity --json`."""
         question, best = self.question, self.best
         device = question.cluster.accelerator
         return jsonable(

@@ -54,7 +54,6 @@ class ServingEstimate(Result):
         return [None if self.price is None else token_price(found, self.price, device) for found in self.loads]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright inference estimate --json`."""
         of = self.server.of
         return jsonable(
             {

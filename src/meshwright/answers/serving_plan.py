@@ -77,7 +77,6 @@ class ServingPlan(Result):
         return token_price(self.estimate, self.price, self.question.cluster.accelerator)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright inference plan --json`."""
         question = self.question
         return jsonable(
             {

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
+from meshwright import runfile
 from meshwright.api import arguments
 from meshwright.api.question import (
     AnyName,
@@ -157,8 +158,6 @@ def load_run(source: RunSource, *, overrides: Overrides = ()) -> Run:
         >>> run.model.name, run.cluster_name, run.sequence_length
         ('llama3-8b', 'h100-8x2', 8192)
     """
-    from meshwright import runfile
-
     changes = arguments.overrides(overrides)
     if isinstance(source, Run):
         return _reloaded(source, (*source.overrides, *changes)) if changes else source
@@ -237,7 +236,6 @@ def _refuse_given_twice(
 
 def _run_of_keys(given: Mapping[str, Any], called: Mapping[str, str], *, overrides: Overrides, is_command: bool) -> Run:
     """The run of nothing but the values of keys by name; `called`: what errors call the names."""
-    from meshwright import runfile
     from meshwright.engines.choice import with_usual_engine
 
     missing = [called[name] for name in _REQUIRED if name not in given]
@@ -264,6 +262,4 @@ def _run_of_keys(given: Mapping[str, Any], called: Mapping[str, str], *, overrid
 
 def _reloaded(run: Run, overrides: Sequence[str]) -> Run:
     """The same run file with other overrides. A plan that was pinned later is lost with its run file."""
-    from meshwright import runfile
-
     return replace(runfile.loads(run.text, file=run.source, overrides=overrides), name=run.name)

@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 from meshwright import files
 from meshwright.arrays import FloatArray
 from meshwright.errors import InputError
-from meshwright.inference.constants import SERVER, ServingCalibration, Unknown, shipped_constants
+from meshwright.inference.constants import SERVER, ServingCalibration, Unknown, calibration_from, shipped_constants
 from meshwright.inference.fit import HeldOut, document_of, spread_as, with_spread
 from meshwright.inference.measured import MeasuredPoint, MeasuredServer
 from meshwright.inference.points import PointConditions, PublishedPoint
@@ -242,8 +242,6 @@ def read_server_calibration(path: Path) -> ServerCalibration:
 
 def _from_document(document: Mapping[str, Any]) -> ServerCalibration:
     """The constants of the file; levels that it has not seen, as of another number format, are those shipped."""
-    from meshwright.inference.constants import calibration_from
-
     own = calibration_from({**document, "sources": document["configurations"]})
     seen = document["published"]
     shipped = shipped_constants()

@@ -108,7 +108,6 @@ class ResultComparison(Result):
     endnotes: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright mlperf compare --json`."""
         groups = [
             asdict(g) | {name: getattr(g, name) for name in ("mean_min", "partner_mean_min", "spread")}
             for g in self.groups

@@ -67,7 +67,6 @@ class SubmissionPackage(Result):
     check: PackageCheck
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright mlperf package --json`."""
         sets = [
             {
                 "benchmark": s.benchmark.name, "score_min": s.score_min, "rcp_scaling": s.test.scaling,

@@ -63,7 +63,6 @@ class BenchmarkCheck(Result):
         return all(checked.passes for checked in self.sets)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright mlperf check --json`."""
         documents = [check_document(each.report, each.official, passes=each.passes) for each in self.sets]
         return _one_or_several(documents, self.skipped, key="where")
 
@@ -97,7 +96,6 @@ class BenchmarkScores(Result):
         return all(score.passes for score in self.scores)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright mlperf score --json`."""
         return _one_or_several([score_document(score) for score in self.scores], self.skipped, key="folder")
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -88,7 +88,6 @@ class BenchmarkRuns(Result):
         return statistics.mean(minutes[1:-1]) if len(minutes) > 2 and self.num_converged >= len(minutes) - 1 else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright mlperf run --json`."""
         return {
             "benchmark": self.benchmark,
             "round": self.round,

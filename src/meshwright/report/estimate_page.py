@@ -35,6 +35,7 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.timeline import legend, timeline_svg, windows
+from meshwright.runfile import pinned_text
 from meshwright.units import format_count, format_seconds, gib
 from meshwright.version import __version__
 
@@ -254,8 +255,6 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
 
 
 def _run_file(done: RunEstimate) -> PageSection:
-    from meshwright.runfile import pinned_text
-
     size = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
     try:
         text = pinned_text(done.run, done.plan)

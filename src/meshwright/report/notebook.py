@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.answers.components import bound_by, label, shown_components
 from meshwright.answers.quantities import interval_of, percent, rate, seconds, value_of
 from meshwright.answers.text_table import TextTable
+from meshwright.cost.memory import memory_parts
 from meshwright.report.figures import (
     FAINT,
     INK,
@@ -21,6 +22,7 @@ from meshwright.report.figures import (
 )
 from meshwright.report.html import figure, fragment, table, text_table, tiles
 from meshwright.report.serving import latency_table, rate_table
+from meshwright.report.training_figures import loss_svg
 from meshwright.units import gib
 
 if TYPE_CHECKING:
@@ -70,8 +72,10 @@ def ranking_html(ranking: PlanRanking) -> str:
 def estimate_html(done: RunEstimate) -> str:
     """Return step time, throughput, MFU and memory with their intervals, and where time and memory go."""
     step = done.estimate.step
-    shares = [(label(n), seconds(s), percent(s / step.step.value)) for n, s in _components(step).items()]
-    memory = {**_memory_parts(done)}
+    shares = [
+        (label(n), seconds(s), percent(s / step.step.value)) for n, s in shown_components(step.components_s).items()
+    ]
+    memory = memory_parts(done.memory)
     parts = [
         tiles(_step_tiles(step)),
         figure(waterfall_svg(step.components_s), legend=family_legend(step.components_s)),
@@ -80,16 +84,6 @@ def estimate_html(done: RunEstimate) -> str:
     ]
     title = f"{done.request.model.name} on {done.run.cluster_name}: {done.plan.describe()}"
     return fragment(title, parts, lead=" ".join(f"Note: {note}." for note in done.notes))
-
-
-def _components(step: StepEstimate) -> dict[str, float]:
-    return shown_components(step.components_s)
-
-
-def _memory_parts(done: RunEstimate) -> dict[str, float]:
-    from meshwright.cost.memory import memory_parts
-
-    return memory_parts(done.memory)
 
 
 def _step_tiles(step: StepEstimate) -> list[tuple[str, str, str]]:
@@ -153,7 +147,6 @@ def accuracy_html(study: AccuracyStudy) -> str:
 
 def training_html(done: TrainingRun) -> str:
     """Return measured and predicted quantities as a table, and the loss over steps as a figure."""
-    from meshwright.report.training_figures import loss_svg
     from meshwright.report.training_page import quantity_text
 
     rows = [

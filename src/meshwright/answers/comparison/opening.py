@@ -19,6 +19,7 @@ from pathlib import Path
 from meshwright import runfile
 from meshwright.answers.comparison.record_sides import read_side, record_folders
 from meshwright.answers.comparison.sides import Side, SideValue, Statistic
+from meshwright.catalog.lookup import run_file_names
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
 
@@ -145,6 +146,4 @@ def _listed(texts: Sequence[str], *, most: int = 3) -> str:
 
 
 def _ships(name: str) -> bool:
-    from meshwright.catalog.lookup import run_file_names
-
     return name in run_file_names()

@@ -52,7 +52,6 @@ class SideComparison(Result):
     is_like_for_like: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright compare --json`."""
         return jsonable(comparison_document(self))
 
     def to_rows(self) -> list[dict[str, Any]]:

@@ -6,14 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from meshwright import runfile
 from meshwright.catalog import lookup as catalog
-from meshwright.errors import InfeasibleError
+from meshwright.catalog.claim_answers import claim_answer
+from meshwright.catalog.clusters import own_cluster
+from meshwright.catalog.lookup import CatalogKind, Claim, entry
+from meshwright.errors import InfeasibleError, UnknownNameError
 from meshwright.json_values import picked
 from meshwright.result import Advance, ignore
 
 if TYPE_CHECKING:
     from meshwright.answers.run_estimate import RunEstimate
-    from meshwright.catalog.lookup import CatalogKind, Claim
 
 ABOUT = {"conflicts": "Where sources disagree", "assumptions": "Assumed", "unknown": "Not known"}
 """Parts of an entry that a reader must know before trusting it, and their headings."""
@@ -21,70 +24,53 @@ ABOUT = {"conflicts": "Where sources disagree", "assumptions": "Assumed", "unkno
 
 def listing_document(kind: str) -> dict[str, Any]:
     """All entries of `kind`: models, accelerators or clusters."""
-    return {"models": _list_models, "accelerators": _list_accelerators, "clusters": _list_clusters}[kind]()
+    key, entries, names, values = _LISTED[kind]
+    rows = [{"name": name, **values(name), "title": entry(entries, name).title} for name in names()]
+    return {key: rows} | ({"naming_rule": catalog.NAMING_RULE} if kind == "clusters" else {})
 
 
 def details_document(kind: str, name: str) -> dict[str, Any]:
     """All values of one entry with their sources. Raises UnknownNameError."""
-    views = {"models": _show_model, "accelerators": _show_accelerator, "clusters": _show_cluster}
-    return views[kind](name)
+    if kind == "clusters":
+        return _show_cluster(name)
+    found = entry(_LISTED[kind][1], name)
+    computed = {"computed": _parameters(found.name)} if kind == "models" else {}
+    return _entry_document(found) | computed
 
 
-def _list_models() -> dict[str, Any]:
-    from meshwright.catalog.lookup import CatalogKind, model, model_names
-
-    def values(name: str) -> dict[str, Any]:
-        m = model(name)
-        return _parameters(name) | {
-            "num_layers": m.num_layers,
-            "hidden": m.hidden,
-            "num_experts": m.experts.num_experts if m.experts else 0,
-            "attention": m.attention.kind.value,
-        }
-
-    return {"models": _rows(CatalogKind.MODEL, model_names(), values)}
-
-
-def _rows(kind: CatalogKind, names: Iterable[str], values: Callable[[str], Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row for each entry: its name, `values` of it, and its title."""
-    from meshwright.catalog.lookup import entry
-
-    return [{"name": name, **values(name), "title": entry(kind, name).title} for name in names]
-
-
-def _show_model(name: str) -> dict[str, Any]:
-    from meshwright.catalog.lookup import CatalogKind, entry
-
-    found = entry(CatalogKind.MODEL, name)
-    return _entry_document(found) | {"computed": _parameters(found.name)}
+def _model_values(name: str) -> dict[str, Any]:
+    m = catalog.model(name)
+    experts = m.experts.num_experts if m.experts else 0
+    return _parameters(name) | picked(m, "num_layers", "hidden") | {
+        "num_experts": experts, "attention": m.attention.kind.value,
+    }  # fmt: skip
 
 
 def _parameters(name: str) -> dict[str, int]:
-    from meshwright.catalog.lookup import model
     from meshwright.cost.flops import count_parameters
     from meshwright.cost.tables import model_row
 
-    parameters = count_parameters(model_row(model(name)))
+    parameters = count_parameters(model_row(catalog.model(name)))
     return {"total_parameters": int(parameters.total), "active_parameters": int(parameters.active)}
 
 
-def _list_accelerators() -> dict[str, Any]:
-    from meshwright.catalog.lookup import CatalogKind, accelerator, accelerator_names
-
-    fields = ("memory_bytes", "memory_bytes_per_s", "scale_up_bytes_per_s", "scale_out_bytes_per_s")
-
-    def values(name: str) -> dict[str, Any]:
-        a = accelerator(name)
-        peaks = {f"{f}_flops_per_s": a.peak_flops_per_s.get(f) for f in ("bf16", "fp8", "fp4")}
-        return peaks | {field: getattr(a, field) for field in fields}
-
-    return {"accelerators": _rows(CatalogKind.ACCELERATOR, accelerator_names(), values)}
+def _accelerator_values(name: str) -> dict[str, Any]:
+    a = catalog.accelerator(name)
+    peaks = {f"{f}_flops_per_s": a.peak_flops_per_s.get(f) for f in ("bf16", "fp8", "fp4")}
+    return peaks | picked(a, "memory_bytes", "memory_bytes_per_s", "scale_up_bytes_per_s", "scale_out_bytes_per_s")
 
 
-def _show_accelerator(name: str) -> dict[str, Any]:
-    from meshwright.catalog.lookup import CatalogKind, entry
+def _fabric_values(name: str) -> dict[str, Any]:
+    shown = ("scale_up_domain", "scale_up_bytes_per_s", "scale_out_bytes_per_s", "oversubscription")
+    return picked(catalog.fabric(name), *shown)
 
-    return _entry_document(entry(CatalogKind.ACCELERATOR, name))
+
+_LISTED: dict[str, tuple[str, CatalogKind, Callable[[], Iterable[str]], Callable[[str], dict[str, Any]]]] = {
+    "models": ("models", CatalogKind.MODEL, catalog.model_names, _model_values),
+    "accelerators": ("accelerators", CatalogKind.ACCELERATOR, catalog.accelerator_names, _accelerator_values),
+    "clusters": ("fabrics", CatalogKind.FABRIC, catalog.fabric_names, _fabric_values),
+}
+"""Of each kind: the key of its rows, its entries, their names, and what a row has of one."""
 
 
 def own_accelerator_document(path: str) -> dict[str, Any]:
@@ -92,9 +78,6 @@ def own_accelerator_document(path: str) -> dict[str, Any]:
 
     Raises RunFileError with all that is wrong in the file.
     """
-    from dataclasses import asdict
-
-    from meshwright.catalog.clusters import own_cluster
     from meshwright.runfile.accelerator_file import assumptions_of, read_accelerator
 
     found = read_accelerator(path)
@@ -117,36 +100,19 @@ USED = (
 """Fields of an accelerator that every estimate takes, stated or assumed."""
 
 
-def _list_clusters() -> dict[str, Any]:
-    from meshwright.catalog.lookup import NAMING_RULE, CatalogKind, fabric, fabric_names
-
-    fields = ("scale_up_domain", "scale_up_bytes_per_s", "scale_out_bytes_per_s", "oversubscription")
-
-    def values(name: str) -> dict[str, Any]:
-        return {field: getattr(fabric(name), field) for field in fields}
-
-    return {"fabrics": _rows(CatalogKind.FABRIC, fabric_names(), values), "naming_rule": NAMING_RULE}
-
-
 def _show_cluster(name: str) -> dict[str, Any]:
     """A cluster by its name, or a fabric by its own."""
-    from meshwright.catalog.lookup import CatalogKind, cluster, entry
-    from meshwright.errors import UnknownNameError
-
     try:
         return _entry_document(entry(CatalogKind.FABRIC, name))
     except UnknownNameError:
         pass  # not a fabric: it must read as a cluster
-    found = cluster(name)
+    found = catalog.cluster(name)
     document = _entry_document(entry(CatalogKind.FABRIC, found.fabric.name))
     placed = {field: getattr(found.fabric, field) for field in document["values"] if hasattr(found.fabric, field)}
     computed = {
-        "accelerator": found.accelerator.name,
-        "fabric": found.fabric.name,
-        "devices_per_node": found.devices_per_node,
-        "num_nodes": found.num_nodes,
-        "num_devices": found.num_devices,
-    }
+        "accelerator": found.accelerator.name, "fabric": found.fabric.name,
+        **picked(found, "devices_per_node", "num_nodes", "num_devices"),
+    }  # fmt: skip
     title = f"{found.num_devices:,} {found.accelerator.name} on: {document['title']}"
     return document | {"name": found.name, "title": title, "computed": computed, "values": placed}
 
@@ -184,8 +150,6 @@ def on_device(name: str, device: str) -> RunEstimate:
     The number of nodes is the file's, doubled until a plan fits. Raises InfeasibleError when none
     does.
     """
-    from meshwright import runfile
-
     cluster = runfile.load(name).cluster
     assert cluster is not None  # files that ship name one
     num_nodes = cluster.num_nodes
@@ -198,7 +162,6 @@ def on_device(name: str, device: str) -> RunEstimate:
 
 
 def _estimate(name: str, device: str, num_nodes: int) -> RunEstimate:
-    from meshwright import runfile
     from meshwright.answers.run_estimate import estimate_run
 
     cluster = f"{device}-{catalog.usual_devices_per_node(device)}x{num_nodes}"
@@ -210,10 +173,8 @@ def run_files_document(name: str | None, *, predict: bool = False, advance: Adva
 
     `advance(1)` is called after each predicted run file.
     """
-    from meshwright.catalog.lookup import run_file_names, run_file_text
-
-    names = run_file_names() if name is None else (name,)
-    rows = [_row(one, run_file_text(one)) | ({} if name is None else {"text": run_file_text(one)}) for one in names]
+    names, text = catalog.run_file_names() if name is None else (name,), catalog.run_file_text
+    rows = [_row(one, text(one)) | ({} if name is None else {"text": text(one)}) for one in names]
     if predict:
         for row in rows:
             row["predictions"] = [_prediction(done) for done in on_each_device(row["name"])]
@@ -222,8 +183,6 @@ def run_files_document(name: str | None, *, predict: bool = False, advance: Adva
 
 
 def _row(name: str, text: str) -> dict[str, Any]:
-    from meshwright import runfile
-
     run = runfile.loads(text, file=f"{name}.yaml")
     return {
         "name": name,
@@ -250,11 +209,8 @@ def _prediction(done: RunEstimate) -> dict[str, Any]:
 
 def claims_document(*, predict: bool = False, advance: Advance = ignore) -> dict[str, Any]:
     """All claims. `advance(1)` is called after each."""
-    from meshwright.catalog.lookup import all_claims
-
-    found = all_claims()
     rows = []
-    for claim in found:
+    for claim in catalog.all_claims():
         rows.append(claim_document(claim, predict=predict))
         advance(1)
     return {"claims": rows}
@@ -262,20 +218,11 @@ def claims_document(*, predict: bool = False, advance: Advance = ignore) -> dict
 
 def claim_document(claim: Claim, *, predict: bool = False) -> dict[str, Any]:
     """A claim, its answer, and with `predict` its computed values (None: nothing yet)."""
-    from meshwright.catalog.claim_answers import claim_answer
-
-    answer = claim_answer(claim)
-    document = {
-        **asdict(claim),
-        "answer": {"kind": answer.kind, "commands": answer.commands, "assumed": answer.assumed},
-    }
-    if predict:
-        document["prediction"] = _prediction_document(claim)
-    return document
+    answer = picked(claim_answer(claim), "kind", "commands", "assumed")
+    return {**asdict(claim), "answer": answer} | ({"prediction": _prediction_document(claim)} if predict else {})
 
 
 def _prediction_document(claim: Claim) -> dict[str, Any] | None:
-    from meshwright.errors import InfeasibleError
     from meshwright.inference.claims import predict_serving_claim
     from meshwright.planner.claims import predict_claim
 

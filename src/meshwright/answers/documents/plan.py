@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from meshwright.answers.cluster import hardware_document
 from meshwright.catalog.stacks import features_of
+from meshwright.cost.memory import memory_parts
 from meshwright.json_values import picked
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.remedies import word
@@ -119,8 +120,6 @@ def step_document(step: StepEstimate) -> dict[str, Any]:
 
 def memory_document(memory: MemoryEstimate) -> dict[str, Any]:
     """Memory of the fullest device in bytes by part, and whether it fits."""
-    from meshwright.cost.memory import memory_parts
-
     return {
         "parts_bytes": memory_parts(memory),
         **picked(

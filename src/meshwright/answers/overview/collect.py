@@ -76,7 +76,6 @@ class RecordReport(Result):
         return [e.run for e in self.entries if e.run is not None]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright report --json`."""
         from meshwright.answers.comparison.study import endnotes
         from meshwright.answers.overview.cost import cost_rows
 

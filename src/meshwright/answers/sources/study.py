@@ -103,7 +103,6 @@ class SourceReport(Result):
     slips: tuple[Slip, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the document of `meshwright report sources --json`."""
         from dataclasses import asdict
 
         return jsonable({"claims": self.to_rows(), "slips": [asdict(s) for s in self.slips]})

@@ -14,7 +14,9 @@ from typing import Any
 from meshwright.answers.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
 from meshwright.answers.comparison.study import endnotes
 from meshwright.answers.overview.collect import RecordReport, ReportEntry
-from meshwright.answers.overview.cost import cost_rows, priced_values, sensitivities, usd_per_million
+from meshwright.answers.overview.cost import cost_rows, hour_prices, priced_values, sensitivities, usd_per_million
+from meshwright.answers.quantities import percent, seconds
+from meshwright.answers.stages import stage_rows, step_timeline
 from meshwright.answers.text_table import TextTable
 from meshwright.report.comparison.tables import markdown_table, value_text
 from meshwright.report.html import (
@@ -246,8 +248,6 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
 
 
 def _pipeline(found: RecordReport) -> ReportSection | None:
-    from meshwright.answers.quantities import percent, seconds
-    from meshwright.answers.stages import stage_rows, step_timeline
     from meshwright.report.timeline import legend, timeline_svg
 
     figures = _measured_pipelines(found)
@@ -417,8 +417,6 @@ def _cost(found: RecordReport) -> ReportSection | None:
 
 
 def _first_price(value: Any, found: RecordReport) -> tuple[Any, float]:
-    from meshwright.answers.overview.cost import hour_prices
-
     return hour_prices(value.conditions.get("accelerator", ""), found.terms)[0][0], value.value
 
 

@@ -23,6 +23,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
 from meshwright.report.html import PageSection, document, paragraph, table, tiles
+from meshwright.runfile import pinned_text
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
 from meshwright.specs.run import Run, with_plan
 from meshwright.units import gib
@@ -126,8 +127,6 @@ def _templates(run: Run, plans: Sequence[ScoredPlan]) -> list[Any]:
 
     All are empty where the file cannot hold a plan (see `pinned_text`).
     """
-    from meshwright.runfile import pinned_text
-
     try:
         pinned_text(run, plans[0].plan)
     except MeshwrightError:

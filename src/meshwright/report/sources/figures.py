@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from meshwright.answers.sources.facts import CONTEXT
+from meshwright.answers.sources.facts import CONTEXT, memory_rows
 from meshwright.answers.sources.study import SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
@@ -251,8 +251,6 @@ def _serving(found: SourceReport) -> SourceFigure:
 
 def _memory(found: SourceReport) -> SourceFigure:
     import altair as alt
-
-    from meshwright.answers.sources.facts import memory_rows
 
     title = "Memory of one 288 GiB device"
     cases = memory_rows()
