@@ -1,1 +1,1 @@
-"""One declaration a verb: its options, help and examples. The body of `commands/plan.py` is `cli/plan.py`."""
+"""One file a verb: its options, help and examples, and its body. A body that imports much is in `cli`: `cli/plan.py`."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from meshwright.api.bench import bench_device, device_request
+from meshwright.api.question import question_of
+from meshwright.catalog import lookup as catalog
 from meshwright.cli.options import (
     Decorator,
     budget_option,
@@ -17,7 +23,15 @@ from meshwright.cli.options import (
     numbers,
     seconds_option,
 )
+from meshwright.cli.output import Align, emit_json, load_with_torch, note, print_line, print_table, progress
 from meshwright.cli.verbs import verb, verb_group
+from meshwright.errors import InputError, UnknownNameError
+from meshwright.kernels.operations import OPERATIONS
+from meshwright.targets import load
+
+if TYPE_CHECKING:
+    from meshwright.bench.device import DeviceOutcome  # imports PyTorch
+    from meshwright.records.device import DeviceRecorder
 
 
 def server_option(*, help: str) -> Decorator:
@@ -63,7 +77,6 @@ def repeats_option(*, of: str) -> Decorator:
 @verb(
     "device",
     question="meshwright.api.bench:bench_device",
-    body="meshwright.cli.bench_device:run",
     examples=[
         "meshwright bench device",
         "meshwright bench device examples/runs/tiny-llama-cpu.yaml --budget 30s",
@@ -71,7 +84,7 @@ def repeats_option(*, of: str) -> Decorator:
     ],
 )
 @json_option
-def device() -> None:
+def device(*, asked: dict[str, Any], as_json: bool) -> None:
     """Measure GEMMs, attention, memory, training steps and collectives of this machine.
 
     Measures the shapes of a model and its plan first, in the number formats of the run, then a grid of shapes. Each
@@ -80,11 +93,47 @@ def device() -> None:
 
     `meshwright calibrate DIR` turns the records into a calibration for the planner.
     """
+    given = question_of(bench_device).checked(asked)
+    with progress("starting PyTorch"):
+        request, device, recorder = device_request(**given, command=("meshwright", *sys.argv[1:]))
+        measure = load("meshwright.bench.device:measure_device")
+    try:
+        with progress(f"measuring {recorder.sidecar['device']['name']}", total=request.budget_s) as advance:
+            outcome = measure(request, device=device, recorder=recorder, advance=advance)
+    except KeyboardInterrupt:
+        note(f"{recorder.path} has {len(recorder.done)} of the measurements; continue with --resume")
+        raise
+    if as_json:
+        emit_json(_device_document(recorder, outcome))
+    else:
+        _show_device(recorder, outcome)
+
+
+def _device_document(recorder: DeviceRecorder, outcome: DeviceOutcome) -> dict[str, Any]:
+    return {
+        "records": recorder.path,
+        "device": recorder.sidecar["device"],
+        "families": {family.value: counts for family, counts in outcome.counts.items()},
+        "seconds": outcome.seconds,
+        "notes": outcome.notes,
+    }
+
+
+def _show_device(recorder: DeviceRecorder, outcome: DeviceOutcome) -> None:
+    print_line(recorder.sidecar["device"]["name"], style="bold")
+    print_table(
+        {"family": "left", "known to 3 %": "right", "less well": "right", "failed": "right"},
+        [(family.value, *counts.values()) for family, counts in outcome.counts.items()],
+    )
+    print_line(f"Measured in {outcome.seconds:.0f} s; the records are in {recorder.path}.")
+    note(*outcome.notes)
+
+
+FORMATS = ("bf16", "fp32")
 
 
 @verb(
     "kernels",
-    body="meshwright.cli.bench_kernels:run",
     examples=[
         "meshwright bench kernels --ops swiglu,attention --tokens 256 --budget 20s",
         "meshwright bench kernels --models llama3.1-8b,deepseek-v3 --tokens 8192 --out bench/kernels",
@@ -108,7 +157,17 @@ def device() -> None:
     help="Folder of kernels.json, tuned.json, records.csv and records.json.",
 )  # fmt: skip
 @json_option
-def kernels() -> None:
+def kernels(
+    *,
+    ops: str | None,
+    models: str,
+    tokens: int | None,
+    formats: str | None,
+    compiles: bool | None,
+    budget_s: float,
+    folder: Path,
+    as_json: bool,
+) -> None:
     """Time all routes of the training kernels on the shapes of models.
 
     Each route of an operation runs on the same call, forward and backward: PyTorch eager (`reference`),
@@ -118,6 +177,34 @@ def kernels() -> None:
     The folder has all rows (kernels.json), the fastest route of each call for a run's `kernels.tuned` (tuned.json),
     and what those take as records for `meshwright calibrate` (records.csv).
     """
+    chosen = None if ops is None else _names(ops, "--ops", OPERATIONS)
+    named = [catalog.model(name) for name in _names(models, "--models", None)]
+    wanted = None if formats is None else _names(formats, "--formats", FORMATS)
+    measure = load_with_torch("meshwright.cli.bench_kernels_torch:measure", what="measuring kernels")
+    found: dict[str, Any] = measure(
+        chosen, named, tokens=tokens, formats=wanted, compiles=compiles, budget_s=budget_s, folder=folder
+    )
+    if as_json:
+        emit_json({name: value for name, value in found.items() if name != "table"})
+        return
+    print_line(found["device"]["name"], style="bold")
+    columns: dict[str, Align] = {"call": "left", "route": "left"}
+    for name in ("forward ms", "backward ms", "of roofline", "peak memory", "error"):
+        columns[name] = "right"
+    columns["remark"] = "left"
+    print_table(columns, found["table"])
+    print_line(f"All rows, the tuned table and the records are in {found['folder']}.")
+    note(*found["notes"])
+
+
+def _names(text: str, option: str, known: Any) -> Sequence[str]:
+    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    if not names:
+        raise InputError(f"{option} names none", allowed=None if known is None else ", ".join(known))
+    for name in names:
+        if known is not None and name not in known:
+            raise UnknownNameError(f"{option}: name", name, known=known)
+    return names
 
 
 @verb(
