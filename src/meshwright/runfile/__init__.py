@@ -25,21 +25,6 @@ if TYPE_CHECKING:
     from meshwright.runfile.resolve import named_cluster, named_model
     from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, stated_text, write_text
 
-__all__ = [
-    "NamedOverride",
-    "changed_text",
-    "from_mapping",
-    "from_options",
-    "load",
-    "loads",
-    "named_cluster",
-    "named_model",
-    "pin_plan",
-    "pinned_text",
-    "stated_text",
-    "write_text",
-]
-
 _HOME = {
     "NamedOverride": "document",
     **dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading"),

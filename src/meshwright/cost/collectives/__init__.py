@@ -25,23 +25,3 @@ from meshwright.cost.collectives.operations import (
     ring_all_reduce_s,
     send_receive_s,
 )
-
-__all__ = [
-    "CollectiveConstants",
-    "Group",
-    "Network",
-    "ScaleOutConstants",
-    "ScaleUpConstants",
-    "all_gather_s",
-    "all_reduce_s",
-    "all_to_all_hierarchical_s",
-    "all_to_all_s",
-    "constants_for",
-    "constants_from",
-    "distinct_destinations",
-    "group",
-    "network_row",
-    "reduce_scatter_s",
-    "ring_all_reduce_s",
-    "send_receive_s",
-]

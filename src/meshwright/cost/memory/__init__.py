@@ -8,14 +8,3 @@ software stack and its measured values.
 from meshwright.calibration.memory import MemoryConstants, memory_constants
 from meshwright.cost.memory.parts import MEMORY_PARTS, memory_parts
 from meshwright.cost.memory.peak import MemoryTable, estimate_memory, loss_chunks, memory_details
-
-__all__ = [
-    "MEMORY_PARTS",
-    "MemoryConstants",
-    "MemoryTable",
-    "estimate_memory",
-    "loss_chunks",
-    "memory_constants",
-    "memory_details",
-    "memory_parts",
-]

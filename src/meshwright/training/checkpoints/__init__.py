@@ -37,29 +37,3 @@ from meshwright.training.checkpoints.files import (
 from meshwright.training.checkpoints.reading import load
 from meshwright.training.checkpoints.saver import CheckpointSaver
 from meshwright.training.checkpoints.writing import save
-
-__all__ = [
-    "BEST",
-    "MANIFEST",
-    "NAME",
-    "ONLY_BEST",
-    "CheckpointSaver",
-    "Content",
-    "SavedCheckpoint",
-    "StepChoice",
-    "as_manifest",
-    "at_step",
-    "best_step",
-    "checkpoints",
-    "choose",
-    "content",
-    "content_of",
-    "load",
-    "newest",
-    "newest_good",
-    "origin_of",
-    "read_manifest",
-    "save",
-    "verify",
-    "without_manifest",
-]

@@ -11,21 +11,3 @@ from meshwright.training.data.packing import PADDING_DOCUMENT, Samples
 from meshwright.training.data.tokenization import TokenizationProgress
 from meshwright.training.data.tokenizer import Tokenizer
 from meshwright.training.data.workers import ReadAhead, WorkerChoice, measure_workers
-
-__all__ = [
-    "IGNORED_LABEL",
-    "PADDING_DOCUMENT",
-    "Batch",
-    "Batches",
-    "Corpus",
-    "ReadAhead",
-    "Samples",
-    "TokenizationProgress",
-    "Tokenizer",
-    "WorkerChoice",
-    "joined",
-    "measure_workers",
-    "open_data",
-    "open_tokenizer",
-    "require_sources",
-]

@@ -14,15 +14,3 @@ from meshwright.training.generation.decoding import Completed, Prompt, Timing, c
 from meshwright.training.generation.generator import TextGenerator
 from meshwright.training.generation.sampling import Sampler
 from meshwright.training.generation.text import TextStream
-
-__all__ = [
-    "CachedModel",
-    "Completed",
-    "Prompt",
-    "Sampler",
-    "TextGenerator",
-    "TextStream",
-    "Timing",
-    "complete",
-    "complete_batch",
-]

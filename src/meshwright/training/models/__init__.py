@@ -34,34 +34,3 @@ from meshwright.training.models.lora import (
 from meshwright.training.models.multi_token import collect_prediction_losses
 from meshwright.training.models.preference import as_reference, collect_reward_sums, rewards_from
 from meshwright.training.models.transformer import Block, Transformer, TransformerOptions
-
-__all__ = [
-    "FAMILIES",
-    "Block",
-    "LoraLinear",
-    "QkvAdapter",
-    "Transformer",
-    "TransformerOptions",
-    "adapted",
-    "adapter_matrices",
-    "adapters_of",
-    "add_adapters",
-    "as_reference",
-    "build_model",
-    "check_model",
-    "collect_expert_load",
-    "collect_prediction_losses",
-    "collect_reward_sums",
-    "configure_router_losses",
-    "expert_load_ratio",
-    "init_adapters",
-    "init_magnitudes",
-    "init_weights",
-    "materialize",
-    "merge_adapters",
-    "named_seed",
-    "reset_buffers",
-    "rewards_from",
-    "saved_modules",
-    "update_routing_bias",
-]

@@ -19,21 +19,3 @@ from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.origin import Origin, differences, find_description, find_weights, fingerprint
 from meshwright.training.weights.reading import load_weights
 from meshwright.training.weights.writing import save_weights
-
-__all__ = [
-    "Origin",
-    "adapter_sizes",
-    "adapters_of",
-    "config_of",
-    "differences",
-    "family_of",
-    "file_names",
-    "find_description",
-    "find_weights",
-    "fingerprint",
-    "load_adapters",
-    "load_weights",
-    "read_lora",
-    "save_adapters",
-    "save_weights",
-]
