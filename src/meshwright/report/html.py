@@ -15,7 +15,9 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,6 @@ from meshwright.answers.text_table import TextTable, unbroken
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.report.figures import FAINT, INK, svg
-from meshwright.report.page_script import SCRIPT
 from meshwright.report.style import STYLE
 from meshwright.version import __version__
 
@@ -100,7 +101,7 @@ def document(
     is_long = len(listed) >= LEAST_CONTENTS
     contents = _contents(listed) if is_long else ""
     skip = '<a class="skip" href="#content">Skip to the content</a>' if is_long else ""
-    sorts = SCRIPT if SORTS in body else ""
+    sorts = asset("meshwright.report", "page.js") if SORTS in body else ""
     scripts = "".join(f"<script>{text}</script>" for text in (sorts, script) if text)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -139,6 +140,12 @@ def measured_page(
 def table_sections(*tables: TextTable) -> list[PageSection]:
     """A section for each table that has rows."""
     return [PageSection(title=t.title, parts=[page_table(t)]) for t in tables if t.rows]
+
+
+@cache
+def asset(package: str, name: str) -> str:
+    """A file of a page beside the code that draws it: its script, its styles, parts of it."""
+    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def _section(number: int, section: PageSection) -> str:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Iterable, Sequence
-from functools import cache
-from importlib.resources import files
+from functools import partial
 from typing import Any
 
 from meshwright.answers.cluster import setup_lines
@@ -22,7 +21,7 @@ from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.errors import MeshwrightError
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
-from meshwright.report.html import PageSection, document, paragraph, table, tiles
+from meshwright.report.html import PageSection, asset, document, paragraph, table, tiles
 from meshwright.runfile import pinned_text
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
 from meshwright.specs.run import Run, with_plan
@@ -38,6 +37,8 @@ DIGITS = 5
 _WITH_VALUE = ("--html", "--csv", "--write", "--limit", "--top", "--why-not")
 _FLAGS = ("--all", "--json", "--pareto", "--explain")
 """Options that do not belong to the command of one plan."""
+
+_asset = partial(asset, "meshwright.report.plan_space")
 
 HEADINGS = ("plan", "step", "tokens/s/device", "80 % interval", "MFU", "GiB", "bound by")
 
@@ -208,8 +209,3 @@ def _notes(scored: ScoredPlans) -> list[str]:
         calibration_sentence(scored.request),
     ]
     return [paragraph(text) for text in texts]
-
-
-@cache
-def _asset(name: str) -> str:
-    return files("meshwright.report.plan_space").joinpath(name).read_text(encoding="utf-8")
