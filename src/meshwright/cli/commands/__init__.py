@@ -1,1 +1,1 @@
-"""One file a verb: its options, help and examples, and its body. A body that imports much is in `cli`: `cli/plan.py`."""
+"""One file a verb: options, help, examples and the body. A body that imports much stands in `cli`, as `plan.py`."""
