@@ -10,10 +10,10 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from tests.faulty_server import Behavior, MockFault, mock_server
 from tests.unit.bench.batch.fake_vllm import write_fake_vllm
 
 from meshwright.bench.serving.endpoint import Endpoint
-from meshwright.bench.serving.mock import Behavior, MockFault, mock_server
 from meshwright.bench.serving.offline import OfflineRequest, compare, measure_offline, parse_pairs
 from meshwright.bench.serving.prompts import PromptSource, parse_lengths
 from meshwright.errors import InputError

@@ -17,7 +17,8 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
-from meshwright.bench.serving.mock import Behavior, MockFault, mock_server
+from tests.faulty_server import Behavior, MockFault, mock_server
+
 from meshwright.records.serving import read_requests, read_serving
 
 QUICK = Behavior(ttft_s=0.002, itl_s=0.001)

@@ -8,7 +8,7 @@ arrivals  when requests are sent
 loads     one load: warm-up, ramp, requests, partial results
 metrics   from requests to rates and latencies
 ceiling   the client's own limit, measured against the mock server
-mock      a server with known latencies and injected faults
+mock      a server with known latencies
 bench     all loads and repeats, recorded
 summary   loads over their repeats, and the best one under a bound
 offline   batch throughput of replicas, measured together

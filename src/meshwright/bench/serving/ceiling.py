@@ -13,7 +13,7 @@ import time
 from meshwright.bench.serving.client import Client, open_session
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
 from meshwright.bench.serving.loads import run_load
-from meshwright.bench.serving.mock import MODEL, Behavior, mock_server
+from meshwright.bench.serving.mock import MODEL, mock_server
 from meshwright.records.serving import Load
 
 REFUSED_RATIO = 0.5
@@ -29,7 +29,7 @@ async def client_ceiling(concurrency: int, *, least_s: float = LEAST_S) -> float
     """Chunks per second of the client with `concurrency` streams, 64 at most, measured for `least_s` at least."""
     streams = max(1, min(MOST_STREAMS, concurrency))
     prompt = ServingPrompt(text="ceiling", input_tokens=1, output_tokens=TOKENS)
-    async with mock_server(Behavior()) as (_, url):
+    async with mock_server() as (_, url):
         endpoint = Endpoint(base_url=url, model=MODEL)
         async with open_session(endpoint) as session:
             best, spent_s, num_rounds = 0.0, 0.0, 0

@@ -16,11 +16,13 @@ import pytest
 
 pytest.importorskip("aiohttp")
 
+from tests.faulty_server import Behavior, MockFault, mock_server
+
 from meshwright.bench.serving.client import Client, _retry_after_s, open_session
 from meshwright.bench.serving.endpoint import Endpoint, Interface, ServingPrompt, field_hint
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
-from meshwright.bench.serving.mock import Behavior, MockFault, MockServer, mock_server
+from meshwright.bench.serving.mock import MockServer
 from meshwright.records.serving import Arrivals, Load, RequestStatus, TokenSource
 from meshwright.report.serving import failures_by_kind
 

@@ -32,7 +32,7 @@ from meshwright.programs import find_program, install_command
 SERVED_NAME = "model"
 MOST_SLOTS = 64
 LLAMACPP_OPTIONS = ("threads", "parallel", "context", "dtype")
-MOCK_OPTIONS = ("ttft", "itl", "slots", "fault", "fault-every")
+MOCK_OPTIONS = ("ttft", "itl", "slots")
 
 
 @dataclass(frozen=True, kw_only=True)
