@@ -13,8 +13,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.engines.key_classes import key_classes
 from meshwright.engines.maxtext.config.keys import known_keys
-from meshwright.engines.maxtext.config.unestimated import HARMLESS
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.recognition import is_maxtext_script
@@ -87,7 +87,7 @@ def _expanded(settings: list[Word], *, later: list[str], path: Path) -> tuple[li
             is_open = True
         elif not is_open:
             known.append(word.text)
-        elif key != "model_name" and (key in HARMLESS or key.endswith(PLACES)):
+        elif key != "model_name" and (key_classes("maxtext").is_harmless(key) or key.endswith(PLACES)):
             places.append(key)
         elif key not in given:
             unknown.append(word)

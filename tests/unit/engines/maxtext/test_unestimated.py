@@ -9,8 +9,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright.engines.maxtext import contract
-from meshwright.engines.maxtext.config.keys import known_keys
-from meshwright.engines.maxtext.config.unestimated import HARMLESS, UNESTIMATED
+from meshwright.engines.maxtext.config.keys import KEYS, known_keys
 from meshwright.errors import InputError
 
 BEGINNING = "the estimate does not include: "
@@ -119,5 +118,5 @@ def test_what_would_be_another_training_is_refused(values, words, tmp_path):
 
 
 def test_every_key_stands_once_and_is_one_of_theirs():
-    assert not HARMLESS & UNESTIMATED
-    assert known_keys().keys() >= HARMLESS | UNESTIMATED
+    assert not KEYS.harmless & KEYS.unestimated.keys()
+    assert known_keys().keys() >= KEYS.harmless | KEYS.unestimated.keys()

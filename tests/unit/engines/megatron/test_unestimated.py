@@ -13,14 +13,7 @@ from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.model_options import UNSUPPORTED
-from meshwright.engines.megatron.unestimated import (
-    EXPERTS,
-    HARMLESS,
-    HARMLESS_PREFIXES,
-    KERNELS,
-    ONLY_WITH,
-    UNESTIMATED,
-)
+from meshwright.engines.megatron.unestimated import EXPERTS, KERNELS, KEYS, ONLY_WITH
 
 BASE = """
 model: qwen3-30b-a3b
@@ -260,11 +253,12 @@ def test_experts_of_bridge_that_are_padded_to_their_capacity(tmp_path):
 def test_every_name_stands_once_and_is_one_of_theirs():
     fields = {key for held in sections().values() for key in (*held.fields, *held.others)}
     bridge = {name for key in fields for name in (key.replace("_", "-"), f"no-{key.replace('_', '-')}")}
-    assert not HARMLESS & UNESTIMATED.keys()
-    assert not (HARMLESS | UNESTIMATED.keys()) & {*UNSUPPORTED}
-    assert HARMLESS | UNESTIMATED.keys() | EXPERTS.keys() | KERNELS.keys() <= known_names(later=True).keys() | bridge
+    assert not KEYS.harmless & KEYS.unestimated.keys()
+    assert not (KEYS.harmless | KEYS.unestimated.keys()) & {*UNSUPPORTED}
+    classified = KEYS.harmless | KEYS.unestimated.keys() | EXPERTS.keys() | KERNELS.keys()
+    assert classified <= known_names(later=True).keys() | bridge
     assert known_names().keys() >= {*ONLY_WITH.values()}
-    assert UNESTIMATED.keys() >= ONLY_WITH.keys()
+    assert KEYS.unestimated.keys() >= ONLY_WITH.keys()
     assert fields >= {*UNFUSED}
-    for prefix in HARMLESS_PREFIXES:
+    for prefix in KEYS.harmless_prefixes:
         assert any(name.startswith(prefix) for name in known_names(later=True)), prefix

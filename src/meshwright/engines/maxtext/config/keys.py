@@ -11,13 +11,14 @@ from typing import Any
 
 from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
+from meshwright.engines.key_classes import key_classes
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.config.models import CLIPPED_AT, GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINKS
 from meshwright.engines.maxtext.config.planned_blocks import PLANNED, complete
-from meshwright.engines.maxtext.config.unestimated import HARMLESS, UNESTIMATED
 from meshwright.errors import InputError
 from meshwright.runfile.inline import catalogue_name
 
+KEYS = key_classes("maxtext")
 BLOCKS = {
     "llama2": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -119,9 +120,9 @@ class MaxTextKeys:
         notes = list(self._notes)
         for key, value in self.values.items():
             is_default = value in (None, known_keys()[key], ALTERNATIVE_DEFAULTS.get(key))
-            if is_default or key in HARMLESS or key in SHARED_KEYS or key.endswith("_for_vit"):
+            if is_default or KEYS.is_harmless(key) or key in SHARED_KEYS or key.endswith("_for_vit"):
                 continue
-            if key in UNESTIMATED:
+            if key in KEYS.unestimated:
                 self.leave_out(key, value)
             else:
                 notes.append(f"{key} = {value!r} is not carried over")

@@ -20,7 +20,7 @@ from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
-from meshwright.engines.megatron.unestimated import HARMLESS, UNESTIMATED
+from meshwright.engines.megatron.unestimated import KEYS
 from meshwright.errors import InputError
 
 OPTION_NAMES = RENAMED | {
@@ -189,11 +189,11 @@ def _option_of(name: str, fields: BridgeFields, *, is_changed: bool) -> tuple[st
     section, _, key = name.partition(".")
     option, value = OPPOSITE.get(key) or _option_name(key), fields[name]
     if key in UNFUSED or (section in SWITCHED_OFF and key not in OPPOSITE and fields.defaults.get(name) is True):
-        is_harmless = option in HARMLESS or name.startswith(COMBINED)
+        is_harmless = option in KEYS.harmless or name.startswith(COMBINED)
         return f"no-{option}", [] if value is False and not is_harmless else None
-    if option in UNESTIMATED:
+    if option in KEYS.unestimated:
         return option, _values(key, value) if is_changed else None
-    is_ignored = option in HARMLESS or name.startswith(COMBINED) or value in LAYERS
+    is_ignored = option in KEYS.harmless or name.startswith(COMBINED) or value in LAYERS
     if not is_changed or is_ignored or section not in OPTION_SECTIONS:
         return option, None
     return option, _values(key, value)

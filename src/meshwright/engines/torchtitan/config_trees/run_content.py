@@ -14,19 +14,20 @@ from typing import Any
 from meshwright import runfile
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Imported, StatedCluster, not_estimated
+from meshwright.engines.key_classes import key_classes
 from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, read_model
 from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
-from meshwright.engines.torchtitan.unestimated import HARMLESS, UNESTIMATED
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.features import AttentionKernel, Dispatcher, runs_on
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE, Run
 
+KEYS = key_classes("torchtitan")
 RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}}
 RUN_FILE_LOADERS = ("RunFileDataLoader", "Batches")  # of exported configurations; the second one is its older name
 TEXT = "HuggingFaceTextDataLoader"
@@ -72,10 +73,10 @@ class TrainerSettings:
         notes = []
         for path in sorted(self.given - {"model_spec"}):
             value = self.values[path]
-            if path in UNESTIMATED:
-                if value not in UNESTIMATED[path] and self._has_effect(path):
+            if path in KEYS.unestimated:
+                if value not in KEYS.unestimated[path] and self._has_effect(path):
                     self.leave_out(f"{path} = {value!r}")
-            elif not path.startswith(HARMLESS):
+            elif not KEYS.is_harmless(path):
                 notes.append(f"{path} = {value!r} is not carried over")
         return [*notes, *not_estimated(self._unestimated)]
 
