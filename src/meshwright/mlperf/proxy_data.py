@@ -90,31 +90,9 @@ _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
 ONSETS = (
-    "b",
-    "br",
-    "d",
-    "dr",
-    "f",
-    "g",
-    "gl",
-    "h",
-    "k",
-    "kr",
-    "l",
-    "m",
-    "n",
-    "p",
-    "pl",
-    "r",
-    "s",
-    "st",
-    "t",
-    "tr",
-    "v",
-    "w",
-    "z",
-    "",
-)
+    "b", "br", "d", "dr", "f", "g", "gl", "h", "k", "kr", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "v", "w",
+    "z", "",
+)  # fmt: skip
 VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo")
 CODAS = ("", "", "", "l", "n", "m", "r", "s", "t", "nd", "ck", "sh")
 CLASSES = {"noun": 600, "verb": 240, "adjective": 200, "adverb": 60, "name": 160}

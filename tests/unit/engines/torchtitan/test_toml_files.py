@@ -10,8 +10,8 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.engines.torchtitan.toml_files.presets import PRESETS, preset_model
-from meshwright.engines.torchtitan.toml_files.run_content import OLDER, import_toml, known_keys
+from meshwright.engines.torchtitan.toml_files.presets import OLDER, PRESETS, preset_model
+from meshwright.engines.torchtitan.toml_files.run_content import import_toml, known_keys
 from meshwright.errors import InputError
 
 TOML = """
@@ -156,7 +156,7 @@ def test_parameters_that_are_gathered_in_fp8(recipe, stack, tmp_path):
 
 
 def test_every_preset_is_a_model_of_a_run_file(tmp_path):
-    for name, flavor in PRESETS:
+    for name, flavor in (preset.split(" ") for preset in PRESETS):
         text = (TOML % "").replace('"llama3"', f'"{name}"').replace('"8B"', f'"{flavor}"')
         (tmp_path / "run.toml").write_text(text)
         found = import_toml(tmp_path / "run.toml", cluster="h100-8x1").content

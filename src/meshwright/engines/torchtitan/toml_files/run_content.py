@@ -20,32 +20,11 @@ from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
-from meshwright.engines.torchtitan.toml_files.presets import preset_model, without_earlier
+from meshwright.engines.torchtitan.toml_files.presets import OLDER, preset_model, without_earlier
 from meshwright.errors import InputError
 from meshwright.specs.model import Model, Router
 from meshwright.specs.run import BIAS_RATE
 
-OLDER = {
-    "checkpoint.enable_checkpoint": "checkpoint.enable",
-    "checkpoint.model_weights_only": "checkpoint.last_save_model_only",
-    "experimental.context_parallel_degree": "parallelism.context_parallel_degree",
-    "experimental.enable_async_tensor_parallel": "parallelism.enable_async_tensor_parallel",
-    "experimental.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
-    "experimental.pipeline_parallel_schedule": "parallelism.pipeline_parallel_schedule",
-    "lr_scheduler.lr_min": "lr_scheduler.min_lr_factor",
-    "training.batch_size": "training.local_batch_size",
-    "training.compile": "compile.enable",
-    "training.data_parallel_degree": "parallelism.data_parallel_shard_degree",
-    "training.data_parallel_replicate_degree": "parallelism.data_parallel_replicate_degree",
-    "training.data_parallel_shard_degree": "parallelism.data_parallel_shard_degree",
-    "training.fsdp_reshard_after_forward": "parallelism.fsdp_reshard_after_forward",
-    "training.pipeline_parallel_degree": "parallelism.pipeline_parallel_degree",
-    "training.seed": "debug.seed",
-    "training.sequence_parallel_degree": "parallelism.tensor_parallel_degree",
-    "training.tensor_parallel_degree": "parallelism.tensor_parallel_degree",
-    "training.warmup_steps": "lr_scheduler.warmup_steps",
-    "validation.enabled": "validation.enable",
-}
 LATER = {
     "job.dump_folder": "dump_folder",
     "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
