@@ -7,8 +7,10 @@ names of the fields. Absent fields have the defaults of their classes.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
@@ -23,41 +25,12 @@ from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
 from meshwright.engines.megatron.unestimated import KEYS
 from meshwright.errors import InputError
 
-OPTION_NAMES = RENAMED | {
-    "virtual_pipeline_model_parallel_size": "num-virtual-stages-per-pipeline-rank",
-    "num_layers_in_first_pipeline_stage": "decoder-first-pipeline-num-layers",
-    "num_layers_in_last_pipeline_stage": "decoder-last-pipeline-num-layers",
-    "rope_scaling": "use-rope-scaling",
-    "grad_reduce_in_fp32": "accumulate-allreduce-grads-in-fp32",
-    "sequence_length": "seq-length",
-    "fp8": "fp8-format",
-    "fp4": "fp4-format",
-    "cuda_graph_modules": "cuda-graph-scope",
-}
-"""Options of Megatron-LM with other names, by field."""
-
-OPPOSITE = {
-    "add_bias_linear": "disable-bias-linear",
-    "share_embeddings_and_output_weights": "untie-embeddings-and-output-weights",
-}
-REPLACED = {
-    "grad-reduce-in-bf16": "mixed_precision.grad_reduce_in_fp32: false",
-    "no-overlap-p2p-communication": "model.overlap_p2p_comm: false",
-    "overlap-param-gather": "ddp.overlap_param_gather",
-    "fp8-param-gather": "mixed_precision.fp8_param_gather",
-}
-"""Fields of options that several fields decide."""
-COMBINED = (
-    "model.bf16", "model.fp16", "model.fp8", "model.fp4", "optimizer.bf16", "optimizer.fp16", "optimizer.fp8_recipe",
-    "model.activation_func", "model.gated_linear_unit", "model.vocab_size", "model.seq_length",
-    "scheduler.start_weight_decay", "scheduler.end_weight_decay", "scheduler.max_steps", "optimizer.weight_decay",
-    "train.eval_i", "validation.eval_i", "ddp.data_parallel_sharding_strategy", "ddp.grad_reduce_in_fp32",
-    "ddp.fp8_param_gather", "ddp.overlap_", "optimizer.overlap_param", "ddp.delay_wgrad_compute",
-    "model.delay_wgrad_compute", "model.overlap_p2p_comm", "model.overlap_moe_expert_parallel_comm",
-    "model.tp_comm_overlap", "model.cpu_offloading_num_layers", "model.cpu_offloading_activations",
-    "model.cross_entropy_loss_fusion",
-)  # fmt: skip
-"""Fields, or their prefixes, that are read together with others."""
+_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+OPTION_NAMES: dict[str, str] = RENAMED | _FIELDS["option_names"]
+OPPOSITE: dict[str, str] = _FIELDS["opposite"]
+COMBINED = tuple(_FIELDS["combined"].split())
+ADAPTED: dict[str, list[str]] = _FIELDS["adapted"]
+REFUSED: list[tuple[str, str]] = [(one, other) for one, other in _FIELDS["refused"]]
 
 OPTION_SECTIONS = ("model", "train", "validation", "optimizer", "scheduler", "ddp", "dist", "checkpoint", "rng")
 """Sections whose fields are options. Of other sections, only a few fields concern the training."""
@@ -71,13 +44,6 @@ PROVIDERS = re.compile(
     r"DeepSeek(V2|V2Lite|V3)?ModelProvider|(GLMMoE|GLM45|GLM45Air)ModelProvider\w*"
 )
 """Classes of models that are determined by their fields."""
-
-LAYERS = (
-    "transformer_engine_layer_spec", "transformer_engine_full_layer_spec", "local_layer_spec",
-    "get_gpt_decoder_block_spec", "get_gpt_layer_with_transformer_engine_spec", "quantization_layer_spec",
-    "modelopt_transformer_layer_spec",
-)  # fmt: skip
-"""Specifications of layers, other than the default, that do not change the model."""
 
 DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig")
 
@@ -93,19 +59,6 @@ OF_RECIPES: dict[str, dict[str, Any]] = {
 """Options that recipes of Megatron-Bridge set besides the format."""
 MONITORS = ("nvrx_straggler.enabled", "tensor_inspect.enabled")
 """Fields without an option of their own that switch on what observes kernels or tensors in each step."""
-ADAPTED = {"linear_qkv": ("qkv",), "linear_proj": ("output",), "linear_fc1": ("gate", "up"), "linear_fc2": ("down",)}
-"""Targets of adapters by Megatron's fused tensors, which have one adapter."""
-
-REFUSED = (
-    ("train.train_iters", "train.train_samples"),
-    ("scheduler.lr_decay_iters", "scheduler.lr_decay_samples"),
-    ("scheduler.lr_warmup_iters", "scheduler.lr_warmup_samples"),
-    ("train.train_samples", "train.rampup_batch_size"),
-    ("train.train_samples", "scheduler.lr_warmup_iters"),
-    ("train.train_samples", "scheduler.lr_decay_iters"),
-    ("dist.use_megatron_fsdp", "dist.use_torch_fsdp2"),
-)
-"""Fields that ConfigContainer.validate refuses together."""
 
 
 def import_configuration(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
@@ -150,7 +103,7 @@ def _fields_of_options() -> dict[str, str]:
     opposite = {option: f"model.{field}: false" for field, option in OPPOSITE.items()}
     opposite |= {f"no-{option}": f"{field}: false" for option, field in found.items()}
     others = {name.partition(".")[2]: name for name in DISTILLATION} | {"swiglu": "model.gated_linear_unit"}
-    return found | opposite | others | REPLACED
+    return found | opposite | others | _FIELDS["replaced"]
 
 
 def _option_name(key: str) -> str:
@@ -193,7 +146,7 @@ def _option_of(name: str, fields: BridgeFields, *, is_changed: bool) -> tuple[st
         return f"no-{option}", [] if value is False and not is_harmless else None
     if option in KEYS.unestimated:
         return option, _values(key, value) if is_changed else None
-    is_ignored = option in KEYS.harmless or name.startswith(COMBINED) or value in LAYERS
+    is_ignored = option in KEYS.harmless or name.startswith(COMBINED) or value in _FIELDS["layers"].split()
     if not is_changed or is_ignored or section not in OPTION_SECTIONS:
         return option, None
     return option, _values(key, value)

@@ -7,8 +7,10 @@ use some (primus/backends/megatron/patches at fd1eeabb), and the rest has no eff
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.engines import refusals
@@ -20,35 +22,10 @@ from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
 from meshwright.engines.megatron.primus.files import PrimusFields, read
 from meshwright.errors import InputError
 
-RENAMED = {
-    "fp8": "fp8-format",
-    "fp4": "fp4-format",
-    "fp4_param": "fp4-param-gather",
-    "layernorm_epsilon": "norm-epsilon",
-    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
-    "microbatch_group_size_per_vp_stage": "microbatch-group-size-per-virtual-pipeline-stage",
-    "nccl_ub": "use-nccl-ub",
-    "overlap_p2p_comm_warmup_flush": "overlap-p2p-communication-warmup-flush",
-}
-"""Fields of Megatron-LM's parser whose options have other names; these names are no fields, and have no effect."""
-SWITCHED_OFF = {
-    "add_bias_linear": "disable-bias-linear",
-    "add_position_embedding": "no-position-embedding",
-    "apply_rope_fusion": "no-rope-fusion",
-    "barrier_with_L1_time": "no-barrier-with-level-1-timing",
-    "enable_gloo_process_groups": "disable-gloo-process-groups",
-    "enable_one_logger": "no-one-logger",
-    "overlap_p2p_comm": "no-overlap-p2p-communication",
-    "perform_initialization": "no-initialization",
-    "torch_fsdp2_reshard_after_forward": "torch-fsdp2-no-reshard-after-forward",
-}
-"""Options that switch a field off, besides those called no- or disable- and the field."""
-REFUSED = (
-    "attn_logit_softcapping", "decoder_pipeline_manual_split_list", "enable_odc", "final_logit_softcapping",
-    "lfm_layer_types", "patch_moe_overlap", "patch_primus_pipeline", "patch_zero_bubble", "recompute_layer_ids",
-    "router_logit_softcapping", "use_custom_fsdp", "use_sink_attention", "weight_deosc",
-)  # fmt: skip
-"""Fields of Primus that change the model, the pipeline, the recomputation or the update where they are set."""
+_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+RENAMED: dict[str, str] = _FIELDS["renamed"]
+SWITCHED_OFF: dict[str, str] = _FIELDS["switched_off"]
+REFUSED = tuple(_FIELDS["refused"].split())
 HARMLESS = re.compile(
     r"log_|mlflow_|disable_(wandb|tensorboard|mlflow|last_saving|profiler)|torch_profiler_|odc_|rl_|retro_|inference_|"
     r"(stderr_|file_)?sink_level|wall_clock|auto_continue|use_rocm_mem|dump_pp|trainable|hf_path|bases|model$|stage$|"
