@@ -33,7 +33,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -55,43 +54,25 @@ SMALLEST = 2.0**-38
 and a state would not survive a checkpoint unchanged."""
 
 
-class StoredState(Protocol):
-    """One optimizer state of a flat space. Ranges begin at multiples of `STATE_BLOCK`."""
-
-    def decode(self, start: int, stop: int) -> Tensor:
-        """Values `start` to `stop` in fp32: to be changed, and then encoded."""
-        ...
-
-    def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """Keep `values` from `start` on, with noise of `generator`; None: rounded to the nearest."""
-        ...
-
-    def stored(self, start: int, stop: int) -> Tensor:
-        """Values `start` to `stop` for a checkpoint: live ones where the format is one of PyTorch's, else fp32."""
-        ...
-
-    def arrays(self, start: int, stop: int) -> list[Tensor]:
-        """All that is kept of the values `start` to `stop`, live."""
-        ...
-
-    def of(self, arrays: Sequence[Tensor]) -> Self:
-        """A state that keeps its values, from 0 on, in these `arrays`."""
-        ...
-
-
 @dataclass
 class PlainState:
-    """Values in fp32, or in bf16: rounded to the nearest unless `is_stochastic`."""
+    """Values in fp32, or in bf16: rounded to the nearest unless `is_stochastic`.
+
+    One optimizer state of a flat space, as `ByteState` is. Ranges begin at multiples of `STATE_BLOCK`.
+    """
 
     values: Tensor
     is_stochastic: bool = False
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`. Live values in fp32, copies of others."""
+        """Values `start` to `stop` in fp32, live or copied: to be changed, and then encoded."""
         return self.values[start:stop].float()
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """A bf16 is the upper 16 bits of a fp32: noise in the lower 16 bits carries at random; then they are cut."""
+        """Keep `values` from `start` on, with noise of `generator`; None: rounded to the nearest.
+
+        A bf16 is the upper 16 bits of a fp32: noise in the lower 16 bits carries at random; then they are cut.
+        """
         here = self.values[start : start + len(values)]
         if self.is_stochastic and generator is not None:
             noise = _noise(values, generator).int().bitwise_and_(0xFFFF)
@@ -100,15 +81,15 @@ class PlainState:
             here.copy_(values)
 
     def stored(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`."""
+        """Values `start` to `stop` for a checkpoint: live ones where the format is one of PyTorch's, else fp32."""
         return self.values[start:stop]
 
     def arrays(self, start: int, stop: int) -> list[Tensor]:
-        """See `StoredState`."""
+        """All that is kept of the values `start` to `stop`, live."""
         return [self.values[start:stop]]
 
     def of(self, arrays: Sequence[Tensor]) -> PlainState:
-        """See `StoredState`."""
+        """A state that keeps its values, from 0 on, in these `arrays`."""
         return replace(self, values=arrays[0])
 
 
@@ -129,13 +110,13 @@ class ByteState:
         self.first = (torch.searchsorted(table, least, right=True) - 1).to(torch.uint8)
 
     def decode(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`."""
+        """See `PlainState`."""
         values = self.table.index_select(0, self.codes[start:stop].int())
         _blocks(values).mul_(self.scales[start // STATE_BLOCK : stop // STATE_BLOCK, None])
         return values.square_() if self.is_squared else values
 
     def encode(self, start: int, values: Tensor, generator: torch.Generator | None) -> None:
-        """See `StoredState`. Decoded values get their codes again: the largest of a block has the code of
+        """See `PlainState`. Decoded values get their codes again: the largest of a block has the code of
         1, so the scale does not change, and quotients are within a rounding error of the table."""
         values = values.sqrt() if self.is_squared else values
         scales = _blocks(values).abs().amax(dim=1).clamp_(min=SMALLEST)
@@ -153,15 +134,15 @@ class ByteState:
         self.scales[start // STATE_BLOCK : start // STATE_BLOCK + len(scales)] = scales
 
     def stored(self, start: int, stop: int) -> Tensor:
-        """See `StoredState`."""
+        """See `PlainState`."""
         return self.decode(start, _whole_blocks(stop))[: stop - start]
 
     def arrays(self, start: int, stop: int) -> list[Tensor]:
-        """See `StoredState`. Codes and scales."""
+        """See `PlainState`. Codes and scales."""
         return [self.codes[start:stop], self.scales[start // STATE_BLOCK : stop // STATE_BLOCK]]
 
     def of(self, arrays: Sequence[Tensor]) -> ByteState:
-        """See `StoredState`."""
+        """See `PlainState`."""
         other = copy(self)
         other.codes, other.scales = arrays
         return other
@@ -170,6 +151,9 @@ class ByteState:
         """Scales and tables of the values `start` to `stop`, live."""
         scales = self.scales[start // STATE_BLOCK : _whole_blocks(stop) // STATE_BLOCK]
         return ByteTables(scales=scales, values=self.table, first=self.first)
+
+
+StoredState = PlainState | ByteState
 
 
 def dynamic_tree(*, is_signed: bool) -> Tensor:

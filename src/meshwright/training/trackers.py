@@ -1,4 +1,4 @@
-"""TensorBoard, Weights & Biases and MLflow behind one small protocol. Only the main process has any.
+"""TensorBoard, Weights & Biases and MLflow by the same four methods. Only the main process has any.
 
     require(trackers)              before anything starts: all named trackers must be installed
     shown = Trackers(names, ...)   opens them; step, text and finish go to each
@@ -17,9 +17,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from html import escape
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from meshwright.errors import MissingDependencyError
 from meshwright.files import write_atomically
@@ -46,29 +47,12 @@ class TrackedRun:
     identity: str | None = None  # this tracker's identifier of that run
 
 
-class TrackerBackend(Protocol):
-    """One place that shows a run."""
-
-    @property
-    def identity(self) -> str | None:
-        """Its identifier of this run; None when its files identify it."""
-        ...
-
-    def step(self, step: int, values: Mapping[str, float]) -> None:
-        """Numbers of one step."""
-        ...
-
-    def text(self, name: str, content: str, *, step: int) -> None:
-        """Text that belongs to a step."""
-        ...
-
-    def finish(self, record: Record) -> None:
-        """The run has ended."""
-        ...
-
-
 class TensorBoard:
-    """Event files, read with `tensorboard --logdir`."""
+    """Event files, read with `tensorboard --logdir`.
+
+    As of every tracker: `step` takes the numbers of a step, `text` a text that belongs to one, `finish` the record at
+    the end; `identity` is the tracker's identifier of the run, None where its files identify it.
+    """
 
     identity = None
 
@@ -113,7 +97,7 @@ class Wandb:
     def text(self, name: str, content: str, *, step: int) -> None:
         import wandb
 
-        self.run.log({name: wandb.Html(f"<pre>{_escaped(content)}</pre>")}, step=step)
+        self.run.log({name: wandb.Html(f"<pre>{escape(content)}</pre>")}, step=step)
 
     def finish(self, record: Record) -> None:
         self.run.summary.update(_summary(record))
@@ -169,7 +153,8 @@ class MLflow:
         self.client.set_terminated(self.identity, "FINISHED" if record.ending is not Ending.DIVERGED else "FAILED")
 
 
-BACKENDS: dict[Name, Callable[[TrackedRun], TrackerBackend]] = {
+Tracker = TensorBoard | Wandb | MLflow
+BACKENDS: dict[Name, Callable[[TrackedRun], Tracker]] = {
     Name.TENSORBOARD: TensorBoard,
     Name.WANDB: Wandb,
     Name.MLFLOW: MLflow,
@@ -198,7 +183,7 @@ class Trackers:
     def __init__(self, names: tuple[Name, ...], *, run: TrackedRun, warn: Callable[[str], None]) -> None:
         self.warn = warn
         self.notes: list[str] = []
-        self.open: dict[Name, TrackerBackend] = {}
+        self.open: dict[Name, Tracker] = {}
         known = _identities(run.folder) if run.after_step else {}
         for name in names:
             own = replace(run, identity=known.get(name.value))
@@ -220,7 +205,7 @@ class Trackers:
         """Close all of them."""
         self._each(lambda tracker: tracker.finish(record))
 
-    def _each(self, act: Callable[[TrackerBackend], None]) -> None:
+    def _each(self, act: Callable[[Tracker], None]) -> None:
         for name, tracker in list(self.open.items()):
             self._protected(name, lambda tracker=tracker: act(tracker))
 
@@ -264,9 +249,3 @@ def _summary(record: Record) -> dict[str, float]:
 def _indented(text: str) -> str:
     """`text` as a preformatted block of Markdown."""
     return "\n".join(f"    {line}" for line in text.splitlines())
-
-
-def _escaped(text: str) -> str:
-    from html import escape
-
-    return escape(text)
