@@ -29,24 +29,6 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
 }
-TENSORS = {
-    "model.embed_tokens.weight": "token_embd.weight",
-    "model.norm.weight": "output_norm.weight",
-    "lm_head.weight": "output.weight",
-}
-LAYER_TENSORS = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # token types of the specification
 PRE_TOKENIZERS = {  # part of the pattern -> llama.cpp's name
@@ -194,10 +176,13 @@ def _write_tensors(writer: Any, folder: Path, config: Mapping[str, Any], archite
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     is_tied, count = bool(config.get("tie_word_embeddings")), 0
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[architecture.upper()], int(config["num_hidden_layers"]))
     for theirs, stored, values in read_safetensors(folder):
         if theirs == "lm_head.weight" and is_tied:
             continue
-        ours = gguf_name(theirs)
+        ours = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
+        if ours is None:
+            raise InputError("this tensor has no name in GGUF", got=theirs)
         if architecture == "llama" and ".attn_q." in ours:
             values = permuted(values, heads)
         if architecture == "llama" and ".attn_k." in ours:
@@ -214,22 +199,6 @@ def _write_tensors(writer: Any, folder: Path, config: Mapping[str, Any], archite
     return count
 
 
-def gguf_name(name: str) -> str:
-    """Return a tensor's name in a GGUF file. Raises InputError for a tensor that the families do not have.
-
-    >>> gguf_name("model.layers.3.self_attn.q_proj.weight")
-    'blk.3.attn_q.weight'
-    """
-    if name in TENSORS:
-        return TENSORS[name]
-    parts = name.split(".")
-    if len(parts) > 4 and parts[:2] == ["model", "layers"] and parts[-1] in ("weight", "bias"):
-        ours = LAYER_TENSORS.get(".".join(parts[3:-1]))
-        if ours is not None and parts[2].isdecimal():
-            return f"blk.{parts[2]}.{ours}.{parts[-1]}"
-    raise InputError("this tensor has no name in GGUF", got=name)
-
-
 def permuted(values: np.ndarray, heads: int) -> np.ndarray:
     """Rows of each head from halves (i, i + d/2) to neighbours (2i, 2i + 1)."""
     halves = values.reshape(heads, 2, values.shape[0] // heads // 2, *values.shape[1:])
@@ -238,25 +207,20 @@ def permuted(values: np.ndarray, heads: int) -> np.ndarray:
 
 def read_safetensors(folder: Path) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield name, stored format and fp32 or fp16 values of each tensor. Raises InputError for a damaged file."""
+    from gguf.utility import SafetensorsLocal
+
     for path in sorted(folder.glob("*.safetensors")):
         try:
-            with path.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                header = json.loads(stream.read(length))
-            data = np.memmap(path, dtype=np.uint8, mode="r", offset=8 + length)
-        except (OSError, ValueError, MemoryError, OverflowError):
+            tensors = SafetensorsLocal(path).tensors
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             raise InputError("not a safetensors file", got=str(path)) from None
-        for name, about in header.items():
-            if name == "__metadata__":
-                continue
-            stored = about["dtype"]
-            if stored not in DTYPES:
-                raise InputError(f"{path.name}: {name} is {stored}", allowed=", ".join(DTYPES))
-            begin, end = about["data_offsets"]
-            values = data[begin:end].view(DTYPES[stored]).reshape(about["shape"])
-            if stored == "BF16":
+        for name, tensor in tensors.items():
+            if tensor.dtype not in DTYPES:
+                raise InputError(f"{path.name}: {name} is {tensor.dtype}", allowed=", ".join(DTYPES))
+            values = tensor.mmap_bytes().view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+            if tensor.dtype == "BF16":
                 values = (values.astype(np.uint32) << 16).view(np.float32)
-            yield name, stored, values
+            yield name, tensor.dtype, values
 
 
 # --- tokenizer ---

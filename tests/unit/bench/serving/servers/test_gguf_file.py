@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
 
-from meshwright.bench.serving.servers.gguf_file import gguf_name, permuted, write_gguf
+from meshwright.bench.serving.servers.gguf_file import permuted, write_gguf
 from meshwright.bench.serving.servers.running import NO_PROXY, free_port, running
 from meshwright.bench.serving.servers.table import ServedModel, server_command
 from meshwright.errors import InputError
@@ -64,9 +64,24 @@ def test_a_permutation_of_halves_to_neighbours():
 
 
 @pytest.mark.parametrize("name", ["model.layers.x.mlp.up_proj.weight", "model.layers.0.router.weight", "visual.proj"])
-def test_unknown_tensors_are_refused(name):
+def test_unknown_tensors_are_refused(name, tmp_path):
+    numpy_files = pytest.importorskip("safetensors.numpy")
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5, **SHAPES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    numpy_files.save_file({name: np.zeros((2, 2), np.float32)}, tmp_path / "model.safetensors")
     with pytest.raises(InputError, match="no name in GGUF"):
-        gguf_name(name)
+        write_gguf(tmp_path, tmp_path / "out.gguf")
+
+
+def test_a_damaged_file_is_refused(tmp_path):
+    config = {"architectures": ["LlamaForCausalLM"], "hidden_act": "silu", "rms_norm_eps": 1e-5, **SHAPES}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json())
+    for damaged in (b"", b"\xff" * 12, b"\x02\0\0\0\0\0\0\0[]", b'\x09\0\0\0\0\0\0\0{"a": {}}'):
+        (tmp_path / "model.safetensors").write_bytes(damaged)
+        with pytest.raises(InputError, match="not a safetensors file"):
+            write_gguf(tmp_path, tmp_path / "out.gguf")
 
 
 @pytest.mark.parametrize(
