@@ -65,6 +65,12 @@ PHASES = (
 )  # fmt: skip
 
 
+def step_folders(folder: Path, *, with_file: str = "") -> list[Path]:
+    """Return the checkpoints `step-N` in `folder` that have this file, oldest first."""
+    found = {path.name.removeprefix("step-"): path for path in folder.glob("step-*") if (path / with_file).exists()}
+    return [found[step] for step in sorted(filter(str.isdecimal, found), key=int)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputLayout:
     """Names of the files that an engine's processes write."""

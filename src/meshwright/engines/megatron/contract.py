@@ -11,8 +11,7 @@ from meshwright.engines.megatron import probe
 from meshwright.engines.megatron.check import check, check_export, check_plan, notes_on_data
 from meshwright.engines.megatron.exporting import export_saved_weights
 from meshwright.engines.megatron.importing import import_run
-from meshwright.engines.megatron.lower import lower, lower_export
-from meshwright.engines.megatron.results import LAYOUT
+from meshwright.engines.megatron.lower import LAYOUT, lower, lower_export
 from meshwright.records.training import Record
 from meshwright.specs.run import Run
 

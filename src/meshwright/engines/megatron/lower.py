@@ -9,9 +9,11 @@ megatron_bridge.yaml  the same for Megatron-Bridge (`megatron_bridge`), with its
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 from meshwright.engines.base import Launch, pinned_plan, refuse
+from meshwright.engines.external_record import OutputLayout, step_folders
 from meshwright.engines.megatron.check import check, check_export
 from meshwright.engines.megatron.megatron_bridge.configuration import SCRIPT, configuration_text
 from meshwright.engines.megatron.megatron_core.constructors import settings_of
@@ -22,6 +24,7 @@ from meshwright.specs.run import Run
 RUN_FILE, SETTINGS, ARGUMENTS = "meshwright_run.yaml", "megatron.json", "megatron_lm.args"
 BRIDGE, BRIDGE_SCRIPT = "megatron_bridge.yaml", "megatron_bridge.py"
 OUTPUT = "megatron"  # folder of the measurements, in the folder of the results
+LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=partial(step_folders, with_file="manifest.json"))
 
 
 def lower(run: Run, *, folder: Path) -> Launch:

@@ -26,7 +26,7 @@ def main(path: Path) -> int:
     from meshwright import runfile
     from meshwright.engines.launched_worker import worker_folders
     from meshwright.engines.megatron.in_megatron_process.train_loop import train
-    from meshwright.engines.megatron.results import LAYOUT
+    from meshwright.engines.megatron.lower import LAYOUT
     from meshwright.records.training import Ending
     from meshwright.training.signals import STOPPED_EXIT_CODE
 

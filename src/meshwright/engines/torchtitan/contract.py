@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from meshwright import runfile
 from meshwright.engines import external_record, external_workers
 from meshwright.engines.base import TrainOptions, refuse
 from meshwright.engines.external_workers import WorkersStart, expected
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan, notes_on_data
-from meshwright.engines.torchtitan.exporting import export_weights
 from meshwright.engines.torchtitan.importing import import_run
-from meshwright.engines.torchtitan.lower import lower
+from meshwright.engines.torchtitan.lower import LAYOUT, MODULE, RUN_FILE, lower, module_text
 from meshwright.engines.torchtitan.probe import TorchtitanMachine
-from meshwright.engines.torchtitan.results import LAYOUT
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.records.training import Record
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Plan, Sharding
 from meshwright.specs.run import Run, StateFormat
+
+CONVERT = "meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint"
+ONE_PROCESS = Plan(sharding=Sharding.NONE)
 
 __all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower", "prepare", "read"]
 
@@ -60,3 +66,32 @@ def launch(start: WorkersStart) -> None:
 def read(folder: Path) -> Record:
     """Return the record of a training that has ended; compose it from its files if there is none yet."""
     return external_record.read(folder, LAYOUT)
+
+
+def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> Path:
+    """Write the weights of a checkpoint of `run` in `dtype` (bf16, fp32); a process of its own converts them."""
+    probe.require_version()
+    if run.lora is not None:
+        raise InputError("adapters that torchtitan trained are not exported", got=run.source)
+    checkpoint = _find_checkpoint(run, step)
+    with tempfile.TemporaryDirectory() as inputs:
+        single = replace(run, plan=ONE_PROCESS, weights=None, train=replace(run.train, checkpoint=None))
+        (Path(inputs) / MODULE).write_text(module_text(single, ONE_PROCESS), encoding="utf-8")
+        (Path(inputs) / RUN_FILE).write_text(runfile.stated_text(run), encoding="utf-8")
+        command = [sys.executable, "-m", CONVERT, inputs, str(checkpoint), str(folder), dtype]
+        done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        raise InputError(f"checkpoint {checkpoint} is not converted: {reason}")
+    return checkpoint
+
+
+def _find_checkpoint(run: Run, step: int | None) -> Path:
+    saves = run.train.checkpoint
+    found = LAYOUT.checkpoints(Path(saves.folder)) if saves is not None else []
+    steps = {int(path.name.rpartition("-")[2]): path for path in found}
+    if not steps:
+        raise InputError("there is no checkpoint of torchtitan", got=saves.folder if saves else run.source)
+    if step is not None and step not in steps:
+        raise InputError("no checkpoint of this step", got=step, allowed=", ".join(map(str, steps)))
+    return steps[max(steps) if step is None else step]

@@ -17,6 +17,7 @@ from typing import Any
 from meshwright.catalog.stacks import switches_of
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.base import Launch, pinned_plan, refuse
+from meshwright.engines.external_record import OutputLayout, step_folders
 from meshwright.engines.software_line import software_line
 from meshwright.engines.torchtitan import VERSION
 from meshwright.engines.torchtitan.check import check
@@ -27,6 +28,7 @@ from meshwright.specs.run import LearningRateSchedule, Run, StateFormat, Tracker
 
 MODULE, RUN_FILE, FUNCTION = "meshwright_run.py", "meshwright_run.yaml", "train"
 OUTPUT = "torchtitan"  # folder of the measurements, in the folder of the results
+LAYOUT = OutputLayout(output=OUTPUT, run_file=RUN_FILE, checkpoints=step_folders)
 VECTORS = r"(norm\.weight|\.bias|\.sinks)$"  # names of parameters without weight decay
 NEVER = 10**9  # checkpoint interval of a run that saves none
 

@@ -12,8 +12,7 @@ from pathlib import Path
 
 from meshwright import runfile
 from meshwright.engines.launched_worker import worker_folders
-from meshwright.engines.torchtitan.lower import FUNCTION, RUN_FILE
-from meshwright.engines.torchtitan.results import LAYOUT
+from meshwright.engines.torchtitan.lower import FUNCTION, LAYOUT, RUN_FILE
 from meshwright.training.machine import main_or_refuse
 
 

@@ -8,19 +8,31 @@ treat it as empty, as the shell does.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 
 from meshwright.engines.megatron.shell_scripts.builtins import Leave
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.interpreter import Findings, Interpreter
-from meshwright.engines.megatron.shell_scripts.slurm import slurm_values
-from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables
+from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.errors import InputError
 
+SBATCH = re.compile(r"#SBATCH\s+(--[\w-]+|-[A-Za-z])[=\s]*([^\s#]+)")
+SLURM_NAMES = {
+    "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "gpus-per-node": ("SLURM_GPUS_PER_NODE",),
+}  # fmt: skip
+SLURM_SHORT = {"-N": "nodes", "-n": "ntasks", "-c": "cpus-per-task"}
+OF_ONE_RUN = (
+    "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_DIR", "SLURM_PROCID",
+    "SLURM_LOCALID", "SLURM_NODEID",
+)  # fmt: skip
 INSTEAD = "or put echo before torchrun in a copy, run that, and import what it prints, in a file called NAME.args"
 
 
@@ -69,3 +81,21 @@ def _only_call(found: Findings, path: Path) -> ScriptCall:
             lines = " and ".join(str(found.calls[m][0].line) if found.calls[m] else "?" for m in (0, k))
             raise InputError(f"{path} calls the training program with different arguments: lines {lines}", hint=INSTEAD)
     return ScriptCall(arguments=tuple(found.calls[0]), notes=tuple(found.notes))
+
+
+def slurm_values(text: str) -> dict[str, ShellValue]:
+    """Return the variables of a script by name; those of the job are unknown. None without `#SBATCH` lines.
+
+    Source: the section on output variables of `man sbatch`.
+    Counts that are no positive whole numbers, such as ranges of nodes, are left out.
+    """
+    head = [*takewhile(lambda line: not line.strip() or line.startswith("#"), text.splitlines())]  # sbatch reads it
+    if not any(line.startswith("#SBATCH") for line in head):
+        return {}
+    found = [one for line in head if (one := SBATCH.match(line))]
+    given = {SLURM_SHORT.get(one[1], one[1].removeprefix("--")): one[2] for one in found}
+    counts = {name: int(given[name]) for name in SLURM_NAMES if re.fullmatch(r"0*[1-9]\d*", given.get(name, ""))}
+    if "ntasks" not in given and {"nodes", "ntasks-per-node"} <= counts.keys():
+        counts["ntasks"] = counts["nodes"] * counts["ntasks-per-node"]
+    values: dict[str, ShellValue] = {name: UnknownText(reason=f"${name} depends on the machine") for name in OF_ONE_RUN}
+    return values | {variable: str(count) for name, count in counts.items() for variable in SLURM_NAMES[name]}
