@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -230,9 +230,9 @@ def make_reference_points(
     replace: bool = False,
 ) -> ReferencePoints:
     """Make points of folders of runs; with `out` add them to that file and return all of its points."""
-    description = ReferenceDescription(creator=creator, platform=platform, when=when, precision=precision)
+    origin = {"Creator": creator, "When": when, "Platform": platform, "Precision": precision}
     document, rules = reference_document(
-        paths, description=description, round=round_name, benchmark=benchmark, more_benchmarks=benchmarks
+        paths, origin=origin, round=round_name, benchmark=benchmark, more_benchmarks=benchmarks
     )
     if out is not None:
         document = write_reference_file(out, document, rules, replace=replace)
@@ -249,25 +249,18 @@ def _one_or_several(documents: list[dict[str, Any]], skipped: Sequence[SkippedSe
 _NOT_HYPERPARAMETERS = ("global_batch_size", "train_samples", "eval_samples")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ReferenceDescription:
-    """Origin of the runs of a point."""
-
-    creator: str
-    when: str
-    platform: str
-    precision: str = "BF16"
-
-
 def reference_document(
     folders: Sequence[Path],
     *,
-    description: ReferenceDescription,
+    origin: Mapping[str, str],
     round: str | None = None,
     benchmark: str | None = None,
     more_benchmarks: Sequence[Path] = (),
 ) -> tuple[dict[str, Any], Benchmark]:
-    """Return the points of folders of runs, one batch size each. Raises InputError with all problems at once."""
+    """Return the points of folders of runs, one batch size each. Raises InputError with all problems at once.
+
+    `origin` are keys of the official schema: Creator, When, Platform, Precision.
+    """
     document: dict[str, Any] = {}
     problems: list[str] = []
     rules: Benchmark | None = None
@@ -280,7 +273,7 @@ def reference_document(
             problems.append(f"{folder} is {found.name}, not {rules.name}")
             continue
         rules = found
-        row, wrong = _point(folder, logs, rules, description)
+        row, wrong = _point(folder, logs, rules, origin)
         problems += wrong
         if row is not None:
             name = f"{rules.name}_ref_{row['BS']}"
@@ -316,7 +309,7 @@ def write_reference_file(path: Path, document: dict[str, Any], rules: Benchmark,
 
 
 def _point(
-    folder: Path, logs: Sequence[RunLog], rules: Benchmark, description: ReferenceDescription
+    folder: Path, logs: Sequence[RunLog], rules: Benchmark, origin: Mapping[str, str]
 ) -> tuple[dict[str, Any] | None, list[str]]:
     runs = [scored_run(log, rules) for log in logs]
     problems = [f"{folder}/{run.name}: {run.problem}" for run in runs if run.problem]
@@ -337,10 +330,7 @@ def _point(
     }
     row = {
         "Benchmark": rules.name,
-        "Creator": description.creator,
-        "When": description.when,
-        "Platform": description.platform,
-        "Precision": description.precision,
+        **origin,
         "BS": batches.pop(),
         "Hyperparams": hyperparameters,
         COUNT_KEYS[0 if rules.name == "llama2_70b_lora" else 1]: [int(c) if c == int(c) else c for c in counts],

@@ -18,10 +18,10 @@ from meshwright.mlperf.compare import NOT_MLPERF, PUBLISHED, UNVERIFIED, compare
 from meshwright.mlperf.convergence import read_points
 from meshwright.mlperf.official import package_version
 from meshwright.mlperf.package import write_package
-from meshwright.mlperf.results import ReferenceDescription, reference_document, write_reference_file
+from meshwright.mlperf.results import reference_document, write_reference_file
 from meshwright.mlperf.score import result_folders, score_folder
 
-REFERENCE = ReferenceDescription(creator="Reference", when="2026", platform="1xTest")
+REFERENCE = {"Creator": "Reference", "When": "2026", "Platform": "1xTest", "Precision": "BF16"}
 
 
 @pytest.fixture
@@ -150,7 +150,7 @@ def test_an_interrupted_package_leaves_the_old_tree(
 
 def test_reference_points_from_runs(lora_set: Callable[..., Path], tmp_path: Path) -> None:
     folder = lora_set(*[4] * 6, *[5] * 8, *[6] * 6)
-    document, rules = reference_document([folder], description=REFERENCE, round="5.1")
+    document, rules = reference_document([folder], origin=REFERENCE, round="5.1")
     row = document["llama2_70b_lora_ref_8"]
     assert row["samples to converge"] == [2688] * 6 + [3072] * 8 + [3456] * 6
     assert row["Hyperparams"] == {
@@ -179,7 +179,7 @@ def test_runs_that_make_no_point(lora_set: Callable[..., Path]) -> None:
     log.row("opt_base_learning_rate")["value"] = 1e-3
     log.write(folder / "result_2.txt")
     with pytest.raises(InputError) as caught:
-        reference_document([folder], description=REFERENCE, round="5.1")
+        reference_document([folder], origin=REFERENCE, round="5.1")
     for part in ("11 of the 20 runs of a point", "aborted", "opt_base_learning_rate differs"):
         assert part in str(caught.value)
 

@@ -1,13 +1,15 @@
-"""Indexes by name, with their parameters and the values that are allowed.
+"""Indexes by name (`indexes.toml`), with their parameters and the values that are allowed.
 
 usearch:m=16,dtype=f32/i8,ef=32/64     two builds, each searched in two ways
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
+from pathlib import Path
 
 from meshwright.errors import InputError, value_named
 
@@ -35,11 +37,6 @@ class IndexParameter:
         return text == self.default or (text.isdecimal() and len(text) < 9 and self.low <= int(text) <= self.high)
 
 
-M = IndexParameter(default="16", low=2, high=512, meaning="links of a node in each layer")
-EF_BUILD = IndexParameter(default="128", low=1, high=100_000, meaning="candidates while a node is added")
-EF = IndexParameter(default="64", low=1, high=100_000, of_search=True, meaning="candidates of a search")
-
-
 @dataclass(frozen=True, kw_only=True)
 class IndexKind:
     """One kind of index: the package that has it, and its parameters."""
@@ -50,41 +47,19 @@ class IndexKind:
     parameters: Mapping[str, IndexParameter]
 
 
-KINDS = {
-    "flat": IndexKind(
-        package="faiss", install="meshwright[ingest]", about="exact: every vector is compared (faiss IndexFlatIP)",
-        parameters={},
-    ),
-    "usearch": IndexKind(
-        package="usearch", install="meshwright[ingest]", about="graph (HNSW), vectors in a narrow format",
-        parameters={
-            "m": M, "ef_build": EF_BUILD, "ef": EF,
-            "dtype": IndexParameter(
-                default="f32", names=("f32", "bf16", "f16", "i8"), meaning="number format of the stored vectors"
-            ),
-        },
-    ),
-    "hnswlib": IndexKind(
-        package="hnswlib", install="hnswlib==0.8.0", about="graph (HNSW), the algorithm's own library",
-        parameters={"m": M, "ef_build": EF_BUILD, "ef": EF},
-    ),
-    "faiss-hnsw": IndexKind(
-        package="faiss", install="meshwright[ingest]", about="graph (HNSW) of faiss",
-        parameters={"m": M, "ef_build": EF_BUILD, "ef": EF},
-    ),
-    "faiss-ivf": IndexKind(
-        package="faiss", install="meshwright[ingest]",
-        about="inverted lists around centroids, trained on the vectors",
-        parameters={
-            "lists": IndexParameter(
-                default="auto", low=1, high=10_000_000, meaning="lists; auto: 4 sqrt(N), at most N / 39"
-            ),
-            "probe": IndexParameter(
-                default="8", low=1, high=10_000_000, of_search=True, meaning="lists that a search reads"
-            ),
-        },
-    ),
-}  # fmt: skip
+def _kinds() -> dict[str, IndexKind]:
+    tables = tomllib.loads(Path(__file__).with_name("indexes.toml").read_text(encoding="utf-8"))
+    known = {
+        name: IndexParameter(**table | {"names": tuple(table.get("names", ()))})
+        for name, table in tables["parameters"].items()
+    }
+    return {
+        kind: IndexKind(**table | {"parameters": {name: known[name] for name in table["parameters"]}})
+        for kind, table in tables["kinds"].items()
+    }
+
+
+KINDS = _kinds()
 
 
 @dataclass(frozen=True, kw_only=True)
