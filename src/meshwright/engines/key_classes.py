@@ -16,6 +16,7 @@ class KeyClasses:
     harmless: frozenset[str]
     harmless_prefixes: tuple[str, ...]
     unestimated: Mapping[str, tuple[str, ...]]  # with the values of the estimate, besides none or the default
+    older: Mapping[str, str]  # by names of earlier versions
 
     def is_harmless(self, key: str) -> bool:
         """Return True for a key that concerns neither speed nor memory nor the loss."""
@@ -29,6 +30,7 @@ def key_classes(program: str) -> KeyClasses:
     return KeyClasses(
         harmless=frozenset(table.get("harmless", "").split()),
         harmless_prefixes=tuple(table.get("harmless_prefixes", "").split()),
+        older=table.get("older", {}),
         unestimated=dict.fromkeys(table["unestimated"].split(), ())
         | {key: tuple(values) for key, values in table.get("values", {}).items()},
     )

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from meshwright.training.profiling.categories import Category
-from meshwright.training.profiling.hlo import instruction_categories
+from meshwright.training.profiling.hlo import instruction_categories, summarize_executions
 from meshwright.training.profiling.steps import ProfileSteps
-from meshwright.training.profiling.xla import summarize_executions
 
 HLO = """HloModule jit_train_step, is_scheduled=true
 

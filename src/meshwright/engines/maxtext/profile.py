@@ -15,8 +15,8 @@ from pathlib import Path
 
 from meshwright.engines.maxtext.lower import NAME
 from meshwright.files import write_atomically
+from meshwright.training.profiling.hlo import summarize_executions
 from meshwright.training.profiling.steps import FOLDER, SUMMARY, TRACE, ProfileSteps
-from meshwright.training.profiling.xla import summarize_executions
 
 MODULE = "jit_train_step"  # name of the step in JAX, of MaxText's loop and of Meshwright's
 HLO = "hlo"  # folder of the text, in the folder of the measurements

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from meshwright.engines import external_record, external_workers
-from meshwright.engines.base import TrainOptions, refuse
+from meshwright.engines.base import Imported, StatedCluster, TrainOptions, refuse
 from meshwright.engines.external_workers import WorkersStart, expected
 from meshwright.engines.megatron import probe
 from meshwright.engines.megatron.check import check, check_export, check_plan, notes_on_data
 from meshwright.engines.megatron.exporting import export_saved_weights
-from meshwright.engines.megatron.importing import import_run
 from meshwright.engines.megatron.lower import LAYOUT, lower, lower_export
+from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml, refuse_recipe
+from meshwright.engines.megatron.megatron_bridge.run_content import import_configuration
+from meshwright.engines.megatron.megatron_lm.options import split_source
+from meshwright.engines.megatron.megatron_lm.run_content import import_arguments
+from meshwright.engines.megatron.primus.files import is_primus_yaml
+from meshwright.engines.megatron.primus.run_content import import_primus
+from meshwright.engines.software_line import with_stated_software
 from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
@@ -40,3 +47,17 @@ def launch(start: WorkersStart) -> None:
 def read(folder: Path) -> Record:
     """Return the record of a training that has ended; compose it from its files if there is none yet."""
     return external_record.read(folder, LAYOUT)
+
+
+def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that options or a configuration describe, without the keys of `ignore`.
+
+    Scripts, files of arguments and model_config.yaml are read by `megatron_lm`, run_config.yaml by `megatron_bridge`,
+    configurations of Primus by `primus`.
+    Raises InputError for what cannot be read or has no place in a run file.
+    """
+    refuse_recipe(source)
+    read = import_configuration if is_bridge_yaml(source) else import_arguments
+    read = import_primus if is_primus_yaml(source) else read
+    found, path = read(source, cluster=cluster, ignore=ignore), Path(split_source(source)[0])
+    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))

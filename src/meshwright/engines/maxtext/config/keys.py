@@ -41,16 +41,7 @@ ALTERNATIVE_DEFAULTS = {
     "logical_axis_rules": [["norm", "fsdp"]],  # of MaxText's own models
     "adamw_mask": ["scale"],  # of Meshwright's exports: no weight decay of vectors
 }
-OLDER = {
-    "cosine_learning_rate_final_fraction": "learning_rate_final_fraction",
-    "fsdp_shard_on_exp": "shard_exp_on_fsdp",
-    "hf_data_files": "hf_train_files",
-    "index_head_dim": "indexer_head_dim",
-    "index_n_heads": "indexer_n_heads",
-    "index_topk": "indexer_topk",
-    "model_fsdp_ag_once": "pipeline_fsdp_ag_once",
-    "use_sparse_indexer": "use_indexer",
-}
+OLDER = KEYS.older
 """Names of earlier versions."""
 
 OF_BASE = object()

@@ -17,7 +17,7 @@ PRESETS: Mapping[str, str | Mapping[str, Any]] = _FILE["models"] | _FILE["change
 """Models of the catalogue by torchtitan's presets, or such a `base` with what a preset changes."""
 EARLIER: Mapping[str, list[Any] | None] = dict.fromkeys(_FILE["without_effect"]["keys"]) | _FILE["same"]
 """Keys before 0.1.0 with the values that change no step; None: no value does."""
-OLDER: Mapping[str, str] = _FILE["older"]
+OLDER: dict[str, str] = _FILE["older"]
 """Keys by their names before 0.1.0."""
 
 OF_EXPERTS = (
@@ -34,7 +34,7 @@ def preset_model(name: str, flavor: str) -> Model:
     found = PRESETS.get(f"{name} {flavor}")
     if found is None:
         raise InputError("no model of the catalogue is this preset", got=f"{name} {flavor}", allowed=", ".join(PRESETS))
-    changes = {"base": found} if isinstance(found, str) else dict(found)
+    changes: dict[str, Any] = {"base": found} if isinstance(found, str) else dict(found)
     # Torchtitan's models have no multi-token prediction modules.
     model = replace(catalog.model(changes.pop("base")), num_mtp_layers=0)
     if not changes:

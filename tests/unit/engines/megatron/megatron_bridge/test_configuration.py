@@ -11,7 +11,7 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.megatron import contract
-from meshwright.engines.megatron.importing import import_run
+from meshwright.engines.megatron.contract import import_run
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import RENAMED
