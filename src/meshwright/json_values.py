@@ -1,4 +1,4 @@
-"""Values as JSON can hold them."""
+"""Values as JSON can hold them, and JSON of other programs, servers and people within limits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 NUM_DIGITS = 12
@@ -18,6 +18,42 @@ NUM_DIGITS = 12
 def picked(value: Any, *names: str) -> dict[str, Any]:
     """Attributes of a value that its document has by their own names."""
     return {name: getattr(value, name) for name in names}
+
+
+MOST_BYTES, MOST_DIGITS = 256 * 2**20, 300
+"""Of a document that others wrote, and of an integer in it: a double has a value for it."""
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return the value of a JSON document that others wrote.
+
+    Raises ValueError for text that is no JSON, nested too deeply, or has an integer of more than `MOST_DIGITS` digits.
+
+    >>> parse_json(b'{"a": [1, null]}')
+    {'a': [1, None]}
+    """
+    try:
+        return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def read_json(path: Path) -> Any:
+    """Return the value of the JSON document in a file. Raises OSError; ValueError as `parse_json`, and for its size."""
+    with path.open("rb") as stream:
+        data = stream.read(MOST_BYTES + 1)
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
+    return parse_json(data)
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"an integer has {len(digits):,} digits")
+    return int(digits)
+
+
+_DECODER = json.JSONDecoder(parse_int=_integer)
 
 
 def jsonable(value: Any) -> Any:

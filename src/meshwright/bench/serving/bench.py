@@ -23,18 +23,20 @@ import aiohttp
 from meshwright.bench.serving.ceiling import client_ceiling, refusal
 from meshwright.bench.serving.client import Client, open_session
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt, field_hint
+from meshwright.bench.serving.events import LARGEST_EVENT_BYTES
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.prompts import PromptSource, WordScale, random_text, word_scale
 from meshwright.bench.serving.servers.processor import ThreadTimes, thread_times, wait_ratio
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
-from meshwright.errors import InputError, Terminated
+from meshwright.errors import MOST_NAMES, InputError, Terminated
+from meshwright.json_values import parse_json
 from meshwright.records.files import now
 from meshwright.records.serving import Arrivals, Load, RequestStatus, ServingPoint, ServingRecorder, TokenSource
 
 LONGEST_SCALE_LENGTH = 64
 PREFLIGHT_TIMEOUT_S = 30.0
-REFUSED_STATUSES = (400, 401, 403, 404, 405, 422)
+REFUSED_STATUSES = (301, 302, 303, 307, 308, 400, 401, 403, 404, 405, 422)
 """HTTP statuses that every further request would get too."""
 
 
@@ -224,9 +226,13 @@ async def served_model(base_url: str, headers: dict[str, str]) -> str:
     try:
         async with (
             aiohttp.ClientSession(timeout=timeout, headers=headers) as session,
-            session.get(f"{base_url}/v1/models") as response,
+            session.get(f"{base_url}/v1/models", allow_redirects=False) as response,
         ):
-            found = await response.json(content_type=None) if response.status == 200 else {}
+            if address := response.headers.get("Location"):
+                raise InputError(
+                    "the server redirects to another address", got=address, hint="name that one: --url URL"
+                )
+            found = await _json(response) if response.status == 200 else {}
             names = [str(model["id"]) for model in found.get("data", [])]
     except (aiohttp.ClientError, OSError, TimeoutError) as error:
         raise InputError(
@@ -235,8 +241,19 @@ async def served_model(base_url: str, headers: dict[str, str]) -> str:
     except (ValueError, KeyError, TypeError, AttributeError):
         names = []
     if len(names) != 1:
+        names = f"{len(names):,} models" if len(names) > MOST_NAMES else names
         raise InputError("the server does not name one model", got=names, hint="name it: --model NAME")
     return names[0]
+
+
+async def _json(response: aiohttp.ClientResponse) -> Any:
+    """Return the JSON of an answer. Raises ValueError."""
+    data = bytearray()
+    async for part in response.content.iter_any():
+        data += part
+        if len(data) > LARGEST_EVENT_BYTES:
+            raise ValueError
+    return parse_json(bytes(data))
 
 
 @asynccontextmanager

@@ -9,7 +9,7 @@ aiohttp is the client library: docs/reference/bench-serving.md has its measured 
 from __future__ import annotations
 
 import asyncio
-import json
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,11 +20,23 @@ from email.utils import parsedate_to_datetime
 import aiohttp
 
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
-from meshwright.bench.serving.events import DONE, ChunkKind, EventBuffer, MalformedEventError, error_text, read_chunk
+from meshwright.bench.serving.events import (
+    DONE,
+    LARGEST_EVENT_BYTES,
+    ChunkKind,
+    EventBuffer,
+    MalformedEventError,
+    error_text,
+    read_chunk,
+)
+from meshwright.json_values import parse_json
 from meshwright.records.serving import RequestRecord, RequestStatus, TokenSource
 
 READ_BYTES = 2**18
 CONNECT_TIMEOUT_S = 30.0
+BYTES_PER_TOKEN = 2**12
+"""Of an answer at most, beside one event of the largest size; its chunks are held in memory."""
+MOST_TOKENS = 2**53
 NO_RETRY = (aiohttp.ClientConnectorError, TimeoutError)
 """Lost connections that a new one would not mend."""
 BUSY_STATUSES = (429, 503)
@@ -160,7 +172,9 @@ class Client:
     ) -> tuple[RequestStatus, str]:
         """Send the request and read the whole answer; return its status and a reason."""
         endpoint = self.endpoint
-        async with session.post(endpoint.url, json=endpoint.body(prompt)) as response:
+        most_bytes, num_bytes = LARGEST_EVENT_BYTES + prompt.output_tokens * BYTES_PER_TOKEN, 0
+        # Another host that answers would be measured with the way to it.
+        async with session.post(endpoint.url, json=endpoint.body(prompt), allow_redirects=False) as response:
             answer.has_begun = True
             if response.status != 200:
                 answer.http_status = response.status
@@ -169,6 +183,9 @@ class Client:
             events = EventBuffer()
             async for data in response.content.iter_any():
                 now_s = self.clock()
+                num_bytes += len(data)
+                if num_bytes > most_bytes:
+                    raise MalformedEventError(f"the answer is longer than {most_bytes} bytes")
                 for event in events.feed(data):
                     answer.take(event, now_s)
             now_s = self.clock()
@@ -214,9 +231,9 @@ class Client:
     def _tokens(self, prompt: ServingPrompt, answer: _Answer) -> tuple[int, int, TokenSource]:
         """Input and output tokens, and who counted them."""
         usage = answer.usage or {}
-        counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
-        if all(isinstance(n, int) and n >= 0 for n in counts):
-            return counts[0], counts[1], TokenSource.USAGE  # pyright: ignore[reportReturnType]
+        num_input, num_output = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+        if num_input is not None and num_output is not None:
+            return num_input, num_output, TokenSource.USAGE
         if self.count_tokens is not None:
             text = prompt.text or " ".join(str(m.get("content", "")) for m in prompt.messages or ())
             return (self.count_tokens(text), self.count_tokens("".join(answer.texts)), TokenSource.TOKENIZER)
@@ -229,10 +246,12 @@ def _reason(error: BaseException) -> str:
 
 
 async def _error_body(response: aiohttp.ClientResponse) -> str:
-    """The message in the body of an answer with an error status."""
+    """The message in the body of an answer with an error status, or the address that it redirects to."""
+    if address := response.headers.get("Location"):
+        return error_text(f"it redirects to {address}")
     text = (await response.content.read(4096)).decode("utf-8", errors="replace")
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except ValueError:
         return error_text(text)
     return error_text(found.get("error", found.get("message", found)) if isinstance(found, dict) else found)
@@ -241,16 +260,19 @@ async def _error_body(response: aiohttp.ClientResponse) -> str:
 def _counted(usage: dict[str, object] | None, details_key: str, key: str) -> int | None:
     """A count in the details of the usage; None where the server does not count it."""
     details = (usage or {}).get(details_key)
-    found = details.get(key) if isinstance(details, dict) else None
-    return found if type(found) is int and found >= 0 else None
+    return _count(details.get(key)) if isinstance(details, dict) else None
+
+
+def _count(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value <= MOST_TOKENS else None
 
 
 def _retry_after_s(text: str | None) -> float | None:
     """Seconds until the time that a Retry-After header names, by its count of seconds or its date; None without one."""
     if text is None:
         return None
-    with suppress(ValueError):
-        return max(0.0, float(int(text)))
+    if re.fullmatch(r"\s*-?[0-9]+\s*", text):
+        return max(0.0, float(text))
     with suppress(ValueError):
         found = parsedate_to_datetime(text)
         return max(0.0, (found.replace(tzinfo=found.tzinfo or UTC) - datetime.now(UTC)).total_seconds())

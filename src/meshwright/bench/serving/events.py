@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from meshwright.json_values import parse_json
+
 DONE = b"[DONE]"
 LARGEST_EVENT_BYTES = 16 * 2**20
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -83,8 +85,8 @@ def _data(block: bytes) -> bytes | None:
 def _as_error(data: bytes) -> bytes:
     """Data of an `error` event as the JSON of an error."""
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        found = parse_json(data)
+    except ValueError:
         found = data.decode("utf-8", errors="replace")
     if isinstance(found, dict) and "error" in found:
         return data
@@ -117,8 +119,8 @@ def read_chunk(data: bytes) -> Chunk:
     between them is a token: its bytes are no complete character yet. A part of a tool call is one, too.
     """
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        found = parse_json(data)
+    except ValueError:
         raise MalformedEventError(f"not JSON: {data[:80]!r}") from None
     if not isinstance(found, dict):
         raise MalformedEventError(f"not a mapping: {data[:80]!r}")

@@ -7,6 +7,7 @@ import json
 import re
 import statistics
 import time
+from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -18,11 +19,13 @@ pytest.importorskip("aiohttp")
 
 from tests.faulty_server import Behavior, MockFault, mock_server
 
+from meshwright.bench.serving.bench import served_model
 from meshwright.bench.serving.client import Client, _retry_after_s, open_session
 from meshwright.bench.serving.endpoint import Endpoint, Interface, ServingPrompt, field_hint
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.mock import MockServer
+from meshwright.errors import InputError
 from meshwright.records.serving import Arrivals, Load, RequestStatus, TokenSource
 from meshwright.report.serving import failures_by_kind
 
@@ -368,17 +371,26 @@ STREAMS = {
 }  # fmt: skip
 
 
-def streamed(parts):
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+
+def streamed(parts, *, head=HEAD, gap_s=GAP_S):
     """The record of a request that is answered by `parts`, a gap after each other."""
+    return asked(lambda client: client.send(PROMPT, index=0), parts, head=head, gap_s=gap_s)
+
+
+def asked(ask, parts, *, head, gap_s):
 
     async def answer(reader, writer):
-        head = await reader.readuntil(b"\r\n\r\n")
-        await reader.readexactly(int(re.search(rb"content-length: (\d+)", head, re.IGNORECASE)[1]))
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        request = await reader.readuntil(b"\r\n\r\n")
+        if length := re.search(rb"content-length: (\d+)", request, re.IGNORECASE):
+            await reader.readexactly(int(length[1]))
+        writer.write(head)
         for number, part in enumerate(parts):
-            await asyncio.sleep(GAP_S if number else 0)
+            await asyncio.sleep(gap_s if number else 0)
             writer.write(part)
-            await writer.drain()
+            with suppress(ConnectionError):  # the client has had enough
+                await writer.drain()
         writer.close()
 
     async def measure():
@@ -389,7 +401,7 @@ def streamed(parts):
                           interface=Interface.CHAT)  # fmt: skip
             async with open_session(at) as session:
                 client = Client(session=session, endpoint=at, start_s=time.perf_counter())
-                return await client.send(PROMPT, index=0)
+                return await ask(client)
 
     return asyncio.run(measure())
 
@@ -403,3 +415,41 @@ def test_streams_of_public_servers_are_counted(name):
         gaps = [(s - record.sent_s) / GAP_S for s in (record.chunk_s[0], record.chunk_s[-1])]
         assert gaps[0] >= first - 0.05  # a busy machine delays, and never hastens
         assert gaps[1] >= last - 0.05
+
+
+DEEP, HUGE = b"[" * 200_000, b"1" + b"0" * 400
+HUGE_USAGE = b'data: {"choices": [], "usage": {"prompt_tokens": %b, "completion_tokens": %b}}\n\n' % (HUGE, HUGE)
+OK, JSON = HEAD.removesuffix(b"\r\n"), b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nConnection: close\r\n"
+HOSTILE = {
+    # name: further headers, parts of the body; status, words of the reason
+    "counts of 400 digits": (OK, [ONE, HUGE_USAGE, DONE], "malformed", "not JSON"),
+    "a count that no text has": (OK, [ONE, USAGE.replace(b"3", b"9" * 30), STOP + DONE], "ok", ""),
+    "a chunk nested 200,000 deep": (OK, [b"data: " + DEEP + b"\n\n"], "malformed", "not JSON"),
+    "an error nested 4,096 deep": (JSON % 500, [DEEP[:4096]], "http_error", "500: [[["),
+    "a wait of 400 digits": (JSON % 503 + b"Retry-After: %b\r\n" % HUGE, [b"busy"], "http_error", "503: busy"),
+    "another host": (JSON % 307 + b"Location: http://192.0.2.1/v1\r\n", [], "http_error", "it redirects to http://192"),
+    "an endless answer": (OK, [said("a" * 2**16) * 16] * 40, "malformed", "longer than"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_answer_is_counted_as_a_failure(name):
+    head, parts, status, reason = HOSTILE[name]
+    record = streamed(parts, head=head + b"\r\n", gap_s=0)
+    assert (record.status.value, reason in record.reason) == (status, True), record.reason
+    assert max(record.input_tokens, record.output_tokens) < 2**53
+
+
+@pytest.mark.parametrize(
+    ("head", "body", "words"),
+    [
+        (JSON % 200, [DEEP], "does not name one model: got []"),
+        (JSON % 200, [json.dumps({"data": [{"id": f"m{i}"} for i in range(100)]}).encode()], "got '100 models'"),
+        (JSON % 200, [b'{"data": "', *[b"a" * 2**20] * 17], "does not name one model: got []"),
+        (JSON % 302 + b"Location: http://192.0.2.1/v1\r\n", [], "redirects to another address"),
+    ],
+    ids=["deep", "many", "endless", "redirected"],
+)
+def test_a_hostile_list_of_models_is_refused(head, body, words):
+    with pytest.raises(InputError, match=re.escape(words)):
+        asked(lambda client: served_model(client.endpoint.base_url, {}), body, head=head + b"\r\n", gap_s=0)
