@@ -38,7 +38,7 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
-def read_json(path: Path) -> Any:
+def load_json(path: Path) -> Any:
     """Return the value of the JSON document in a file. Raises OSError; ValueError as `parse_json`, and for its size."""
     with path.open("rb") as stream:
         data = stream.read(MOST_BYTES + 1)

@@ -64,6 +64,9 @@ def test_a_damaged_manifest_is_refused(tmp_path, content, words):
     with pytest.raises(InputError, match=words) as caught:
         checkpoint.newest(tmp_path)
     assert str(good) in str(caught.value.hint)
+    if not content.startswith("{"):  # nor is the step of the best checkpoint read from it
+        with pytest.raises(InputError, match="manifest of checkpoint"):
+            checkpoint_files.best_step(tmp_path)
 
 
 def test_a_checkpoint_of_a_newer_meshwright_is_refused_and_is_not_damaged(tmp_path):

@@ -4,7 +4,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from meshwright.json_values import jsonable
+from meshwright import json_values
+from meshwright.json_values import jsonable, load_json, parse_json
 from meshwright.specs.estimate import Estimate, Shortfall, Tier
 from meshwright.specs.plan import Schedule, Sharding
 
@@ -41,3 +42,21 @@ def test_a_dataclass_is_its_fields_unless_it_says_otherwise():
 def test_what_has_no_json_form_is_refused():
     with pytest.raises(TypeError, match="object"):
         jsonable(object())
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 5000, "[1" + "0" * 300 + "]", "1" * 5000, b"\xff{}", "", "{"]
+)
+def test_foreign_json_is_a_value_or_a_value_error(text):
+    with pytest.raises(ValueError, match=r"nested|digits|utf-8|Expecting"):
+        parse_json(text)
+    assert parse_json(b'[-12, 1e999, "\xc3\xa9"]') == [-12, math.inf, "\u00e9"]
+
+
+def test_an_endless_file_is_not_read_to_its_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(json_values, "MOST_BYTES", 2**20)
+    (tmp_path / "endless").symlink_to("/dev/zero")
+    with pytest.raises(ValueError, match="more than 1 MiB"):
+        load_json(tmp_path / "endless")
+    (tmp_path / "whole").write_text("[1]")
+    assert load_json(tmp_path / "whole") == [1]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.json_values import parse_json
 
 _DELIMITERS = ",;\t|"
 _DECIMAL_COMMA = re.compile(r"^(?:\d+,(?:\d{1,2}|\d{4,})|\d{1,3}(?:\.\d{3})+,\d+) ?%?$")
@@ -91,7 +91,7 @@ def _from_json(path: Path, text: str) -> TableFile:
 def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and object of each row of a JSON list, of an object that holds one, or of JSON lines."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         if isinstance(found, dict):
             lists = [value for value in found.values() if isinstance(value, list)]
             found = lists[0] if len(lists) == 1 else [found]
@@ -106,7 +106,7 @@ def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def _object(path: Path, number: int, line: str) -> Any:
     try:
-        return json.loads(line)
+        return parse_json(line)
     except ValueError as error:
         raise InputError(f"{path}:{number}: not JSON ({error})", allowed="a list of objects, or one a line") from None
 

@@ -5,7 +5,6 @@ docs/reference/record.md explains every key.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.answers.quantities import rate, seconds
 from meshwright.errors import InputError
 from meshwright.files import require_format
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, load_json, parse_json
 from meshwright.records.fields import check
 from meshwright.records.training_fields import STEPS, RecordFields
 from meshwright.result import Result
@@ -159,10 +158,10 @@ def read_training(folder: Path) -> TrainingRun:
     """Read the training in `folder`. Raises InputError when there is none, or with every damaged field of a file."""
     where = folder / "record.json"
     try:
-        record = json.loads(where.read_text(encoding="utf-8"))
+        record = load_json(where)
         where = folder / "steps.jsonl"
         lines = where.read_text(encoding="utf-8").splitlines()
-        steps = [json.loads(line) for line in lines]
+        steps = [parse_json(line) for line in lines]
         where = folder / "run.yaml"
         text = where.read_text(encoding="utf-8")
     except OSError as error:
@@ -170,7 +169,7 @@ def read_training(folder: Path) -> TrainingRun:
             f"no whole training in {folder}: {error.strerror or error}", got=str(error.filename or folder),
             hint="name the folder that `meshwright train` printed",
         ) from None  # fmt: skip
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{where} cannot be read: {error}") from None
     require_format(record, where=folder / "record.json")
     check(record, kind=RecordFields, where=str(folder / "record.json"))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 
 from meshwright.engines.folders import OTHER_FOLDER
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 from meshwright.specs.run import Run
 from meshwright.training.run_identity import IDENTITY, RunIdentity, identity_in, read_identity
 
@@ -79,7 +79,7 @@ def _relative(path: Path) -> Path:
 def _saves_to(results: Path, checkpoints: Path) -> bool:
     """True if the training of an older release whose results are in this folder saved to `checkpoints`."""
     try:
-        train = json.loads((results / "resolved.json").read_text(encoding="utf-8"))["train"]
+        train = load_json(results / "resolved.json")["train"]
         return Path(train["checkpoint"]["folder"]).resolve() == checkpoints.resolve()
     except (OSError, ValueError, KeyError, TypeError):
         return False

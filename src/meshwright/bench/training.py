@@ -26,6 +26,7 @@ from typing import Any
 from meshwright.cost.mfu import mfu
 from meshwright.engines.torchrun import ASKED_TO_STOP
 from meshwright.errors import InputError, sigterm_interrupts
+from meshwright.json_values import load_json, parse_json
 from meshwright.programs import with_found_program
 from meshwright.records.files import driver_version, now
 from meshwright.records.sweep import Configuration
@@ -105,7 +106,7 @@ def _trained(
     if ended.status is not TrainingStatus.OK:
         return TrainingRow(**about, status=ended.status, reason=ended.reason)
     try:
-        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        record = load_json(folder / "record.json")
         measured = measured_of(record, _step_times(folder)[request.warmup :])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"it left no record of its steps ({type(error).__name__}: {error})"
@@ -216,7 +217,7 @@ def _error(stdout: str) -> Mapping[str, Any]:
 def _step_times(folder: Path) -> list[float]:
     """Seconds of each step, in order."""
     text = (folder / "steps.jsonl").read_text(encoding="utf-8")
-    return [json.loads(line)["step_s"] for line in text.splitlines()]
+    return [parse_json(line)["step_s"] for line in text.splitlines()]
 
 
 def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str, Any]:

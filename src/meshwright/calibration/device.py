@@ -24,6 +24,7 @@ from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, MeasuredParameter, fitted, prior
 from meshwright.errors import InputError
 from meshwright.files import document_of, refused_with
+from meshwright.json_values import load_json
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Fabric
 
 SCHEMA = "meshwright device calibration 4"
@@ -213,8 +214,8 @@ def load(path: str | os.PathLike[str]) -> DeviceCalibration:
 @lru_cache(maxsize=4)
 def _read(path: str, changed_ns: int) -> DeviceCalibration:
     try:
-        document = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        document = load_json(Path(path))
+    except ValueError as error:
         where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
         raise InputError(f"{where}: not a JSON document") from None
     if isinstance(document, dict) and document.get("schema") == SCHEMA_3:

@@ -14,6 +14,7 @@ from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.errors import InputError
 from meshwright.hub import fetch
+from meshwright.json_values import load_json
 from meshwright.specs.model import Model
 from meshwright.specs.model_parts import (
     full_layer_problems,
@@ -31,15 +32,14 @@ def model_from_path(path: str | Path) -> Model:
 
     Raises InputError when there is no such file, it is not JSON, or `model_from_config` refuses it.
     """
-    import json
 
     file = Path(path)
     file = file / "config.json" if file.is_dir() else file
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = load_json(file)
     except OSError as error:
         raise InputError(f"cannot read the model's config: {error.strerror or error}", got=str(file)) from error
-    except (ValueError, RecursionError) as error:  # undecodable text, malformed or endlessly nested JSON
+    except ValueError as error:  # undecodable text, malformed or endlessly nested JSON
         raise InputError(f"the model's config is not JSON: {error}", got=str(file)) from error
     place = file.resolve()
     return model_from_config(config, name=place.parent.name if place.name == "config.json" else place.stem)

@@ -91,8 +91,6 @@ def _chosen(folder: Path, step: StepChoice, *, incomplete: bool = False) -> list
 def _about(saved: SavedCheckpoint, *, run: Run | None) -> Document:
     """The manifest's facts, with the number of tokens from the run file if the manifest has none."""
     manifest = read_manifest(saved.path)
-    if not isinstance(manifest, dict):
-        raise InputError(f"the manifest of checkpoint {saved.path} is not one", allowed="a JSON object")
     tokens = None if run is None else saved.step * run.tokens_per_step
     written = datetime.fromtimestamp((saved.path / MANIFEST).stat().st_mtime, tz=UTC)
     return {

@@ -7,7 +7,6 @@ measure   a number (GEMM rate, clock, ...): the worst device of a node against t
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from meshwright.doctor.examine import REPORT, VERSION
 from meshwright.doctor.verdict import DATA
 from meshwright.errors import InputError
 from meshwright.files import toml_table
+from meshwright.json_values import load_json
 
 EXCLUDE, LISTED = "exclude", "report"
 ABSENT = "not reported"
@@ -56,7 +56,7 @@ def read_report(path: Path) -> dict[str, Any]:
     """Read a document of `meshwright doctor --json`. Raises InputError when it is something else."""
     hint = "write one on each node with `meshwright doctor --json > REPORT.json`"
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = load_json(path)
     except OSError as error:
         raise InputError(f"a report cannot be read: {error.strerror}", got=str(path), hint=hint) from None
     except ValueError:

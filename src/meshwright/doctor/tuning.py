@@ -21,6 +21,7 @@ from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.settings import SettingAction, SettingComparison, SettingValue, held, settings
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.json_values import load_json
 
 VERSION = 1
 
@@ -184,7 +185,7 @@ def _saved(host: Host, state: Path) -> list[SavedValue]:
 
 def _read_state(state: Path) -> _State:
     try:
-        document: Any = json.loads(state.read_text(encoding="utf-8"))
+        document: Any = load_json(state)
         if document["version"] != VERSION:
             raise ValueError
         saved = [SavedValue(setting=s["setting"], path=s["path"], value=s["value"]) for s in document["saved"]]

@@ -27,6 +27,7 @@ from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.json_values import load_json, parse_json
 from meshwright.records.training import (
     RECORD,
     STEP,
@@ -97,10 +98,10 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
     """
     output = folder / layout.output
     try:
-        start, facts = (json.loads((output / name).read_text(encoding="utf-8")) for name in (START, FACTS))
+        start, facts = (load_json(output / name) for name in (START, FACTS))
         measured = list(_by_step(output / STEPS).values())
-        ranks = [json.loads(path.read_text(encoding="utf-8")) for path in _rank_files(output)]
-        resolved = json.loads((folder / "resolved.json").read_text(encoding="utf-8"))
+        ranks = [load_json(path) for path in _rank_files(output)]
+        resolved = load_json(folder / "resolved.json")
     except OSError as error:
         raise InputError(
             f"no complete training in {folder}: {error.strerror or error}", got=str(error.filename or folder)
@@ -153,13 +154,13 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
 def _profile(folder: Path) -> dict[str, Any] | None:
     """Return the time of the profiled steps by category; None: no step was profiled."""
     path = folder / FOLDER / SUMMARY
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return load_json(path) if path.is_file() else None
 
 
 def _ending(output: Path, *, is_done: bool) -> Ending:
     """Return the ending that the processes wrote; without one, derive it from the last step."""
     if (path := output / ENDING).is_file():
-        return Ending(json.loads(path.read_text(encoding="utf-8"))["ending"])
+        return Ending(load_json(path)["ending"])
     return Ending.DONE if is_done else Ending.STOPPED
 
 
@@ -185,7 +186,7 @@ def _by_step(path: Path) -> dict[int, dict[str, Any]]:
     if not path.is_file():
         return found
     for line in path.read_text(encoding="utf-8").splitlines():
-        entry = json.loads(line)
+        entry = parse_json(line)
         found = {step: kept for step, kept in found.items() if step < entry["step"]}
         found[entry["step"]] = entry
     return found

@@ -22,6 +22,7 @@ from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.engines.folders import clear_results
 from meshwright.errors import InputError, MeshwrightError, printable
+from meshwright.json_values import parse_json
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training.machine import Machine
@@ -336,4 +337,4 @@ class _ProgressPrinter:
             return None
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
         whole = [line for line in lines if line.endswith("\n")]
-        return json.loads(whole[-1]) if whole else None
+        return parse_json(whole[-1]) if whole else None

@@ -5,7 +5,6 @@ Endings only exclude: documents and pages quote commands and settings, and are n
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import tomllib
@@ -18,6 +17,7 @@ from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
 from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
 from meshwright.engines.trainers.files import trainer_of
+from meshwright.json_values import parse_json
 
 LARGEST_BYTES = 1 << 20
 QUOTING = frozenset((".md", ".rst", ".ipynb", ".html", ".txt", ".log", ".csv", ".yaml.j2"))
@@ -97,8 +97,8 @@ def _of_json(text: str) -> Recognised | None:
     if not text.lstrip().startswith("{"):
         return None
     try:
-        values = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
+        values = parse_json(text)
+    except ValueError:
         return None
     trees = [*values.values()] if isinstance(values, dict) and len(values) == 1 else []
     is_tree = bool(trees) and isinstance(trees[0], dict) and trees[0].get("is") == "Trainer"

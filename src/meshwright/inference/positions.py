@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from meshwright.catalog.models import model_of_repository
 from meshwright.hub import is_hub_name
+from meshwright.json_values import load_json
 from meshwright.specs.model import Model
 
 
@@ -38,8 +38,8 @@ def config_of(name: str) -> dict[str, Any] | None:
     if file.suffix != ".json" or not file.is_file():
         return None
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = load_json(file)
+    except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -12,7 +12,6 @@ to the other configurations.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +29,7 @@ from meshwright.inference.measured import MeasuredPoint, MeasuredServer
 from meshwright.inference.points import PointConditions, PublishedPoint
 from meshwright.inference.predict import derivatives, log_predictor
 from meshwright.inference.serving import EngineTraits
+from meshwright.json_values import load_json
 
 SCHEMA = "meshwright serving calibration 1"
 
@@ -229,11 +229,11 @@ def _is_own(key: str) -> bool:
 def read_server_calibration(path: Path) -> ServerCalibration:
     """Read the file of `meshwright inference calibrate`. Raises InputError for another or a damaged file."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = load_json(path)
         return _from_document(files.document_of(document, schema=SCHEMA, refusal=f"{path}: not a serving calibration"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise InputError(
             f"{path}: not a serving calibration ({type(error).__name__}: {error})",
             hint="`meshwright inference calibrate` makes it",

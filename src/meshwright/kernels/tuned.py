@@ -15,6 +15,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import document_of, write_atomically
+from meshwright.json_values import parse_json
 from meshwright.kernels.operations import OPERATIONS
 
 SCHEMA = "meshwright kernel tuning 1"
@@ -53,7 +54,7 @@ def load(path: str | os.PathLike[str]) -> TunedTable:
     name = os.fspath(path)
     try:
         with Path(path).open("rb") as stream:
-            document = json.loads(stream.read(MOST_BYTES + 1))
+            document = parse_json(stream.read(MOST_BYTES + 1))
         document_of(document, schema=SCHEMA, refusal=f"{name}: no table of tuned kernels")
         return TunedTable(
             device=str(document["device"]),

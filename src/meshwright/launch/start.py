@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import signal
@@ -16,6 +15,7 @@ from types import FrameType
 
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
+from meshwright.json_values import parse_json
 from meshwright.training.parent_watch import signal_at_end_of_parent
 
 INSTALL = {
@@ -164,7 +164,7 @@ def _say_step(folder: Path, before: int | None, say: Say) -> int | None:
         if not line.endswith("\n"):
             continue  # still being written
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
         except ValueError:
             return before
         if entry["step"] != before:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshwright.json_values import parse_json
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check_evaluations import global_batch
 from meshwright.mlperf.findings import CheckFinding
@@ -57,8 +57,8 @@ def submitted_system(folder: Path) -> SubmittedSystem | None:
     if not path.is_file():
         return None
     try:
-        values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-    except (OSError, ValueError, RecursionError):
+        values = parse_json(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError):
         values = {}
     return SubmittedSystem(path=path, values=values if isinstance(values, dict) else {})
 

@@ -15,7 +15,6 @@ their rounding follow the official checker, so that verdicts at the boundary agr
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.formulas import is_number
 
@@ -84,8 +84,8 @@ def reference_points(benchmark: Benchmark) -> tuple[ReferencePoint, ...]:
 def read_points(path: Path, *, runs: int) -> tuple[ReferencePoint, ...]:
     """Points of a file in the official schema. `runs` is N of the benchmark."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        document = load_json(path)
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: reference convergence points cannot be read: {error}") from error
     return points_of(document, path=path, runs=runs)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from meshwright.json_values import parse_json
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.programs import install_command
 
@@ -93,6 +94,6 @@ def ask(request: dict[str, object]) -> dict:
         return {"error": f"the official checker did not end within {_TIMEOUT_S} s"}
     last = done.stdout.rpartition("\n\x1e")[2]
     try:
-        return json.loads(last)
+        return parse_json(last)
     except ValueError:
         return {"error": f"the official checker ended with {done.returncode}: {done.stderr.strip()[-400:]}"}

@@ -19,6 +19,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import STALE_S, swap_names, sync, sync_tree
+from meshwright.json_values import load_json
 from meshwright.mlperf.check_system import description_problems
 from meshwright.mlperf.log import read_log
 from meshwright.mlperf.official import PACKAGE, ask, package_version
@@ -152,8 +153,8 @@ def _other_organizations(scores: Sequence[Score], org: str) -> tuple[str, ...]:
 
 def _description(system: Path) -> dict[str, Any]:
     try:
-        values = json.loads(system.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        values = load_json(system)
+    except (OSError, ValueError) as error:
         raise InputError(f"{system}: system description cannot be read: {error}") from error
     return values if isinstance(values, dict) else {}
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, load_json
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check import CheckReport, check_path
 from meshwright.mlperf.convergence import COUNT_KEYS, ConvergenceTest, ReferencePoint, points_of, pruned, read_points
@@ -295,7 +295,7 @@ def write_reference_file(path: Path, document: dict[str, Any], rules: Benchmark,
     existing: dict[str, Any] = {}
     if path.exists():
         read_points(path, runs=rules.runs)
-        existing = json.loads(path.read_text(encoding="utf-8"))
+        existing = load_json(path)
     same = [k for k in document if k in existing and existing[k] != document[k]]
     if same and not replace:
         raise InputError(f"{path} holds other values of {', '.join(same)}", hint="--replace")
@@ -420,8 +420,8 @@ def score_prospect(score: Score) -> Prospect | None:
 def scaling_file(score: Score) -> float | None:
     """Factor that `scaling.json` of the folder holds; None without the file."""
     try:
-        document = json.loads((score.folder / "scaling.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        document = load_json(score.folder / "scaling.json")
+    except (OSError, ValueError):
         return None
     factor = document.get("scaling_factor") if isinstance(document, dict) else None
     return float(factor) if is_number(factor) else None

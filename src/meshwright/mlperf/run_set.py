@@ -29,6 +29,7 @@ from typing import Any
 from meshwright.engines.folders import locked
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import record_of, write_atomically
+from meshwright.json_values import load_json
 from meshwright.mlperf.inputs import BenchmarkInputs
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.worker import LOG, TRAINING, RunTask, clear_page_cache
@@ -127,7 +128,7 @@ def open_set(folder: Path, wanted: RunSet) -> RunSet:
 
 def _read_set(path: Path) -> RunSet:
     try:
-        return record_of(RunSet, json.loads(path.read_text(encoding="utf-8")))
+        return record_of(RunSet, load_json(path))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
             f"{path} does not describe a set of runs: {error}", hint="name a new folder with --out"

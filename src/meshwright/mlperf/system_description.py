@@ -19,6 +19,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.json_values import load_json
 from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.specs.hardware import HERE
 from meshwright.specs.run import Run
@@ -66,8 +67,8 @@ def write_description(folder: Path, description: SystemDescription) -> Path:
 
 def _given(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = load_json(path)
+    except (OSError, ValueError) as error:
         raise InputError(f"{path}: the description of the system cannot be read: {error}") from error
     if not isinstance(content, dict):
         raise InputError(f"{path}: the description of a system is a JSON object", got=type(content).__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 
 Item = TypeVar("Item")
 Row = TypeVar("Row")
@@ -38,10 +38,10 @@ class Fields(BaseModel):
 def read_json(path: Path) -> dict[str, Any]:
     """The mapping in the file at `path`. Raises InputError where there is none."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} cannot be read as JSON: {error}") from None
     if not isinstance(found, dict):
         raise InputError(f"{path}: is no record", got=type(found).__name__, allowed="a mapping")

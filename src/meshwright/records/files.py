@@ -25,6 +25,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from meshwright.errors import InputError
 from meshwright.files import append, document_of, write_atomically
+from meshwright.json_values import parse_json
 from meshwright.records.fields import LARGEST, Count, Fields, check, read_rows
 from meshwright.units import parse_count
 
@@ -114,13 +115,11 @@ def read_sidecar(
     """Read the sidecar at `path`. Raises InputError if one of `keys` is missing, or with every field not of `kind`."""
     text = read_text(path, made_by=made_by)
     try:
-        found = json.loads(text)
+        found = parse_json(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON ({error.msg})") from None
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:
         raise InputError(f"{path}: cannot be read as JSON: {error}") from None
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
     found = document_of(found, schema=schema, refusal=f"{path}: not the sidecar of bench records")
     missing = [key for key in keys if key not in found]
     if missing:

@@ -23,6 +23,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
+from meshwright.json_values import parse_json
 from meshwright.records.fields import Fields
 from meshwright.records.files import Recorder, RowTable, SidecarFields, differing, read_sidecar, whole_lines
 
@@ -386,7 +387,7 @@ def read_requests(folder: Path) -> Iterable[tuple[str, int, RequestRecord]]:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
     for number, line in enumerate(io.StringIO(text), start=1):
         try:
-            found = json.loads(line)
+            found = parse_json(line)
             load, repeat = found.pop("load"), found.pop("repeat")
             found |= {
                 "chunk_s": tuple(found["chunk_s"]),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.files import FORMAT, require_format
+from meshwright.json_values import load_json
 from meshwright.units import format_seconds
 
 
@@ -101,7 +101,7 @@ def _require_keys(what: str, found: Collection[str], *, needed: Sequence[str], o
 
 def read_record(folder: Path) -> Record:
     """Read the record in `folder`. Raises NewerFormatError."""
-    document = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+    document = load_json(folder / RECORD)
     require_format(document, where=folder / RECORD)
     record = Record(**document)
     return replace(

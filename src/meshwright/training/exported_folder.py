@@ -18,6 +18,7 @@ from typing import Any
 from meshwright.catalog.huggingface import model_from_config
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import default_cache
+from meshwright.json_values import load_json
 from meshwright.training.checkpoints import Content
 from meshwright.training.data import open_tokenizer
 from meshwright.training.data.chat import CHATML_TEMPLATE, ChatML
@@ -43,7 +44,7 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
     base, notes = find_base(content)
     tokenizer, tokenizer_notes = find_tokenizer(content)
     is_base_tokenizer = base is not None and (tokenizer is None or is_tokenizer_of(base, tokenizer))
-    config = written = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+    config = written = load_json(folder / CONFIG)
     base_config, generation = {}, {}
     if base is not None:
         copy_files(base, folder, patterns=(*MODEL_FILES, *(TOKENIZER_FILES if is_base_tokenizer else ())))
@@ -215,10 +216,10 @@ def trained_positions(base: dict[str, Any], content: Content) -> int:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object; empty without the file. Raises InputError where it is something else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = load_json(path)
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     if not isinstance(document, dict):
         raise InputError(f"{path} is no JSON object", got=type(document).__name__)

@@ -25,6 +25,7 @@ import torch
 
 from meshwright.errors import InputError
 from meshwright.files import document_of, refused_with
+from meshwright.json_values import parse_json
 from meshwright.kernels.linear import GemmKind, GemmRoute, LinearShape, routes_of, using_routes
 from meshwright.specs.plan import Plan
 from meshwright.training import device as devices
@@ -118,8 +119,8 @@ def load(path: str | os.PathLike[str]) -> GemmTuning:
         reason = getattr(error, "strerror", None) or error
         raise InputError(f"gemm_tuning {name!r} cannot be read ({reason})", hint=RETUNE_HINT) from None
     try:
-        document = json.loads(data.decode("utf-8"))
-    except (ValueError, RecursionError):
+        document = parse_json(data.decode("utf-8"))
+    except ValueError:
         raise InputError(f"gemm_tuning {name!r} is cut short or no JSON document", hint=RETUNE_HINT) from None
     refusal = f"{name} is no file of tuned GEMMs"
     with refused_with(refusal, hint=RETUNE_HINT):

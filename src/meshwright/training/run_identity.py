@@ -21,6 +21,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from meshwright.errors import InputError
 from meshwright.files import require_format, write_atomically
+from meshwright.json_values import load_json, parse_json
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run, with_absolute_paths
 
@@ -97,7 +98,7 @@ def new_identity(
 def branch_of(weights: Path) -> Branch | None:
     """The checkpoint that the weights in this folder were branched from; None for other weights."""
     try:
-        document = json.loads((weights / BRANCH).read_text(encoding="utf-8"))
+        document = load_json(weights / BRANCH)
         return TypeAdapter(Branch).validate_python(document)
     except (OSError, ValueError):
         return None
@@ -285,7 +286,7 @@ def read_identity(path: Path) -> RunIdentity | None:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {error}") from error
     try:
-        return identity_from(json.loads(text))
+        return identity_from(parse_json(text))
     except (ValueError, InputError) as error:
         raise InputError(f"{path} does not identify a run: {error}") from error
 
@@ -317,7 +318,7 @@ def tokens_in(folder: Path, *, held: RunIdentity, step: int) -> int:
 def _newest_manifest_in(folder: Path) -> dict[str, Any] | None:
     saved = newest_manifest(folder)
     try:
-        manifest = None if saved is None else json.loads((saved / _MANIFEST).read_text(encoding="utf-8"))
+        manifest = None if saved is None else load_json(saved / _MANIFEST)
     except (OSError, ValueError):
         return None  # damaged: refused when the checkpoint is verified
     require_format(manifest, where=f"checkpoint {saved}")

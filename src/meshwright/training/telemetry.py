@@ -29,6 +29,7 @@ import torch.distributed as dist
 from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
+from meshwright.json_values import parse_json
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -120,7 +121,7 @@ def _lines(path: Path) -> list[dict[str, Any]]:
     entries = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            entries.append(json.loads(line))
+            entries.append(parse_json(line))
         except ValueError:
             break
     return entries

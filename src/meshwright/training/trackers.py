@@ -24,6 +24,7 @@ from typing import Any
 
 from meshwright.errors import MissingDependencyError
 from meshwright.files import write_atomically
+from meshwright.json_values import load_json
 from meshwright.records.training import Ending, Record
 from meshwright.specs.run import Tracker as Name
 
@@ -223,7 +224,7 @@ class Trackers:
 
 def _identities(folder: Path) -> dict[str, str]:
     try:
-        return json.loads((folder / IDENTITIES).read_text(encoding="utf-8"))
+        return load_json(folder / IDENTITIES)
     except (OSError, ValueError):
         return {}
 

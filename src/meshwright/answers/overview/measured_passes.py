@@ -6,13 +6,13 @@ the activations or gradients of another rank, `wait_s`, and then computes.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward, inputs", "W": "backward, weights"}
 MOST_PASSES = 100_000
@@ -49,12 +49,12 @@ def measured_passes(folder: Path) -> tuple[MeasuredPass, ...]:
     found: list[MeasuredPass] = []
     for path in _files(folder / "profile"):
         try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+            document = load_json(path)
             rank, passes = document["pipeline_rank"], document["passes"]
             found += [_pass(rank, p) for p in passes[:MOST_PASSES]]
         except OSError as error:
             raise InputError(f"{path}: cannot be read ({error.strerror})") from None
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise InputError(f"{path}: holds no passes ({type(error).__name__}: {error})") from None
     return tuple(found)
 

@@ -23,6 +23,7 @@ from meshwright.bench.batch.engines import EngineRequest
 from meshwright.bench.serving.offline import LengthPair, OfflinePoint, extrapolation
 from meshwright.bench.serving.servers.processor import thread_times, wait_ratio
 from meshwright.bench.serving.servers.running import ServerStartError
+from meshwright.json_values import parse_json
 from meshwright.records.files import now
 from meshwright.records.serving import Load, ServingPoint
 
@@ -88,7 +89,7 @@ class EngineReplica:
             if line is None:
                 self.answers.put(None)
                 raise ReplicaFailedError(self._ended())
-            found = json.loads(line)
+            found = parse_json(line)
         if found["event"] == "failed":
             hint = f" ({found['hint']})" if found.get("hint") else ""
             raise ReplicaFailedError(f"replica {self.number}: {found['reason']}{hint}")

@@ -5,7 +5,6 @@ Prompts are token numbers, answers have exactly the asked length (`ignore_eos`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
@@ -13,6 +12,7 @@ from typing import Any
 
 from meshwright.bench.batch.engines import BatchTokens, EngineRequest, software_versions
 from meshwright.errors import InputError
+from meshwright.json_values import parse_json
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def arguments_of(request: EngineRequest) -> dict[str, Any]:
     found: dict[str, Any] = {"max_model_len": request.longest}
     for key, text in request.options.items():
         try:
-            found[key.replace("-", "_")] = json.loads(text) if text else True
+            found[key.replace("-", "_")] = parse_json(text) if text else True
         except ValueError:
             found[key.replace("-", "_")] = text
     return found | {"model": request.model}

@@ -8,7 +8,6 @@ folders are not followed. A JSONL file is refused at its first wrong line.
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import random
@@ -22,6 +21,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 
 from meshwright.errors import InputError
+from meshwright.json_values import parse_json
 
 OTHER_FOLDERS = ("site-packages", "dist-packages", "__pycache__")
 """Folders of the standard library with installed packages and compiled files."""
@@ -166,7 +166,7 @@ def _lines(path: Path, text_key: str) -> list[Document]:
         if line.strip():
             try:
                 _json_text(line, text_key)
-            except (ValueError, KeyError, TypeError, RecursionError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 what = f"no {text_key!r}" if isinstance(error, KeyError) else str(error)
                 raise InputError(
                     f"{path}:{number}: not a document ({what})",
@@ -188,7 +188,7 @@ def _raw_lines(path: Path) -> Iterator[bytes]:
 
 
 def _json_text(line: bytes, text_key: str) -> str:
-    found = json.loads(line)
+    found = parse_json(line)
     text = found[text_key] if isinstance(found, dict) else found
     if not isinstance(text, str):
         raise TypeError(f"a {type(text).__name__} instead of a text")

@@ -7,7 +7,6 @@ Gurevych 2019 for the mean.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch.nn import functional
 from meshwright.bench.ingest.chunks import ChunkTokenizer, TokenIds
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.inference.ingestion import EncoderShape
+from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -130,8 +130,8 @@ def load_weights(folder: Path, *, name: str) -> EncoderWeights:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        found = load_json(path)
+    except (OSError, ValueError) as error:
         raise InputError(
             f"no encoder: {error}", got=str(path), allowed="a folder with config.json and model.safetensors"
         ) from None

@@ -26,6 +26,7 @@ from meshwright.bench.serving.importers import read_results_of
 from meshwright.bench.serving.prompts import LengthKind, Lengths
 from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
 from meshwright.files import default_cache, held, write_atomically
+from meshwright.json_values import load_json
 from meshwright.records.files import now
 from meshwright.records.serving import Arrivals, Load, ServingPoint, ServingRecorder, TokenSource
 
@@ -59,7 +60,7 @@ def find(folder: Path | None = None) -> Path | None:
     """The program `aiperf` of the environment; None: it does not exist or is incomplete."""
     folder = folder or default_folder()
     try:
-        made = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        made = load_json(folder / MARK)
     except (OSError, ValueError):
         return None
     program = folder / "bin" / "aiperf"

@@ -12,7 +12,6 @@ output token. Values that a file lacks stay empty, and `gaps` names values that 
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.json_values import parse_json
 from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, TokenSource
 
 
@@ -69,14 +69,12 @@ def _documents(path: Path) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(f"the result cannot be read ({error})", got=str(path)) from None
     try:
-        parsed = json.loads(text)
+        parsed = parse_json(text)
         found = parsed if isinstance(parsed, list) else [parsed]
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
     except ValueError:
         try:
-            found = [json.loads(line) for line in text.splitlines() if line.strip()]
-        except (ValueError, RecursionError):
+            found = [parse_json(line) for line in text.splitlines() if line.strip()]
+        except ValueError:
             raise InputError("neither JSON nor JSON lines", got=str(path)) from None
     if not found or not all(isinstance(document, dict) for document in found):
         raise InputError("the file has no results", got=str(path), allowed="JSON mappings")

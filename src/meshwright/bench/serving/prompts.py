@@ -15,7 +15,6 @@ tokens the server counts for a word.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +25,7 @@ from typing import Any
 
 from meshwright.bench.serving.endpoint import ServingPrompt
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.json_values import parse_json
 from meshwright.programs import install_command
 
 LONGEST_TOKENS = 10**7
@@ -289,8 +289,8 @@ def read_prompts(path: Path) -> tuple[TraceRow, ...]:
 
 def _row(line: str, where: str) -> TraceRow:
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = parse_json(line)
+    except ValueError:
         raise InputError(f"{where}: not JSON", got=line[:60]) from None
     if not isinstance(found, dict):
         raise InputError(f"{where}: not a mapping", got=line[:60])

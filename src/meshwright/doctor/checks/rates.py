@@ -9,7 +9,6 @@ all-reduce  the cost model's time on the fabric of the device's usual node
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +23,7 @@ from meshwright.doctor.devices import Device
 from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits, skipped
 from meshwright.errors import MeshwrightError
+from meshwright.json_values import parse_json
 from meshwright.programs import install_command
 
 GEMM_SIZE = 8192
@@ -119,7 +119,7 @@ def _ask_device(host: Host, device: Device) -> dict[str, Any] | str:
 def _ask(host: Host, *arguments: str, timeout_s: float) -> dict[str, Any]:
     text = host.ask(sys.executable, "-m", "meshwright.doctor.measure", *arguments, timeout_s=timeout_s)
     try:
-        return json.loads(text.strip().splitlines()[-1])
+        return parse_json(text.strip().splitlines()[-1])
     except (ValueError, IndexError):
         raise Unseen("the measurement printed no result") from None
 

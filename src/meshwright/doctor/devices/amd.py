@@ -9,7 +9,6 @@ drivers/gpu/drm/amd/amdkfd (topology).
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -24,6 +23,7 @@ from meshwright.doctor.devices import (
     text_or_none,
 )
 from meshwright.doctor.host import Host, Unseen
+from meshwright.json_values import parse_json
 
 VENDOR = "1002"
 XGMI = 11  # type of a link in the topology of the kernel driver
@@ -152,7 +152,7 @@ def _names_by_tool(host: Host) -> tuple[dict[str, str], float | None]:
         except Unseen:
             continue
         try:
-            return read(json.loads(output.stdout)), output.seconds
+            return read(parse_json(output.stdout)), output.seconds
         except (ValueError, KeyError, TypeError, AttributeError):
             return {}, output.seconds
     return {}, None

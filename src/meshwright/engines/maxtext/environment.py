@@ -25,6 +25,7 @@ from meshwright.engines.maxtext import VERSION
 from meshwright.errors import MeshwrightError, MissingDependencyError
 from meshwright.files import default_cache, write_atomically
 from meshwright.interpreters import PythonCandidate
+from meshwright.json_values import load_json
 
 OLDEST_PYTHON = (3, 12)
 VARIABLE = "MESHWRIGHT_MAXTEXT"
@@ -50,7 +51,7 @@ def find(folder: Path | None = None) -> Path | None:
     """Return the interpreter of the environment; None: it does not exist or is incomplete."""
     folder = default_folder() if folder is None else folder
     try:
-        made = json.loads((folder / MARK).read_text(encoding="utf-8"))
+        made = load_json(folder / MARK)
     except (OSError, ValueError):
         return None
     python = _interpreter(folder)

@@ -7,13 +7,13 @@ the mean over WINDOW steps around it.
 
 from __future__ import annotations
 
-import json
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from meshwright.engines.external_record import OutputLayout
 from meshwright.engines.maxtext.lower import NAME, OUTPUT, RUN_FILE
+from meshwright.json_values import parse_json
 
 WINDOW = 5
 METRICS = "metrics.jsonl"
@@ -78,4 +78,4 @@ def complete_lines(path: Path, *, start: int) -> tuple[list[dict[str, Any]], int
         stream.seek(start)
         text = stream.read()
     end = text.rfind(b"\n") + 1
-    return [json.loads(line) for line in text[:end].splitlines()], start + end
+    return [parse_json(line) for line in text[:end].splitlines()], start + end

@@ -34,6 +34,7 @@ from meshwright.engines.maxtext.results import (
 )
 from meshwright.engines.maxtext.worker_inputs import adapters, batch_files
 from meshwright.errors import MeshwrightError
+from meshwright.json_values import load_json
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
@@ -204,7 +205,7 @@ class _StepLogWriter:
     def close(self, *, exit_code: int) -> int:
         """Write the final files; return the exit code, which is 0 if the training diverged."""
         path = self.output / f"process-{self.rank}.json"
-        known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        known = load_json(path) if path.is_file() else None
         peak = known["peak_memory_bytes"] if known else 0
         entries = [entry | {"memory_bytes": peak} for entry in self.entries]
         entries = entries if self.is_exact else smoothed(entries)

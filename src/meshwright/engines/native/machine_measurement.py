@@ -29,6 +29,7 @@ from meshwright.engines.base import Measuring
 from meshwright.engines.native.layer_timing import DEPTHS, max_over_ranks, measure_collective, measure_kernels
 from meshwright.files import default_cache, write_atomically
 from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
+from meshwright.json_values import load_json
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import device as devices
@@ -204,7 +205,7 @@ def _key(run: Run, *, plan: Plan, device: torch.device) -> str:
 def _read(path: Path) -> MachineMeasurement | None:
     """The kept measurement; None if there is none or it cannot be read, which measuring again mends."""
     try:
-        kept = json.loads(path.read_text(encoding="utf-8"))["measured"]
+        kept = load_json(path)["measured"]
         return MachineMeasurement(
             rates=_built(Rates, kept["rates"]),
             times=_built(KernelTimes, kept["times"]),

@@ -7,7 +7,6 @@ trees.json                                  the output of `config_trees.evaluate
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections.abc import Collection
@@ -20,6 +19,7 @@ from meshwright.engines.torchtitan.lower import FUNCTION
 from meshwright.engines.torchtitan.probe import require_version
 from meshwright.engines.torchtitan.toml_files.run_content import import_toml
 from meshwright.errors import InputError
+from meshwright.json_values import load_json, parse_json
 
 EVALUATE = "meshwright.engines.torchtitan.config_trees.evaluate"
 
@@ -51,16 +51,16 @@ def _evaluate(source: str) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-m", EVALUATE, name], capture_output=True, text=True)
     if done.returncode:
         raise InputError(f"torchtitan does not start here: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
-    return _require_trainer(json.loads(done.stdout.splitlines()[-1])[name], source)
+    return _require_trainer(parse_json(done.stdout.splitlines()[-1])[name], source)
 
 
 def _read_tree(path: Path) -> dict[str, Any]:
     """Return the only tree of a file that `config_trees.evaluate` printed."""
     try:
-        trees = json.loads(path.read_text(encoding="utf-8"))
+        trees = load_json(path)
     except OSError as error:
         raise InputError(f"cannot read the trees: {error.strerror or error}", got=str(path)) from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}") from None
     if not isinstance(trees, dict) or len(trees) != 1:
         raise InputError(

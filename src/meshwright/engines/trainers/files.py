@@ -16,6 +16,7 @@ from meshwright.engines.base import not_estimated
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
 from meshwright.errors import InputError
+from meshwright.json_values import parse_json
 from meshwright.runfile import document as documents
 from meshwright.runfile.schema import RunFile
 
@@ -30,8 +31,8 @@ def content_of(path: Path) -> dict[str, Any]:
     text = documents.read_text(path, kind="configuration")
     if text.lstrip().startswith("{"):
         try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
+            found = parse_json(text)
+        except ValueError:
             found = None  # flow style of YAML, or neither: the reader of YAML says what is wrong
         if isinstance(found, dict):
             return found

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from meshwright.errors import InputError, NewerFormatError
 from meshwright.files import require_format, swap_names, sync
+from meshwright.json_values import load_json
 from meshwright.training.checkpoints.peers import Peers
 
 NAME = re.compile(r"step-(\d{8,})")
@@ -88,10 +89,12 @@ def newest_good(folder: Path) -> SavedCheckpoint | None:
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of the checkpoint at `path`. Raises InputError when it cannot be read, or is of a newer format."""
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        manifest = load_json(path / MANIFEST)
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the manifest of checkpoint {path}: {error}") from error
     require_format(manifest, where=f"checkpoint {path}")
+    if not isinstance(manifest, dict):
+        raise InputError(f"the manifest of checkpoint {path} is no JSON object", got=type(manifest).__name__)
     return manifest
 
 

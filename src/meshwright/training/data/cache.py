@@ -19,6 +19,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import sync_tree, write_atomically
+from meshwright.json_values import load_json
 from meshwright.units import GIB, MIB
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[st
 def find_fault(folder: Path) -> str | None:
     """The first difference between a built folder and its manifest, or None."""
     try:
-        files = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))["files"]
+        files = load_json(folder / MANIFEST)["files"]
         facts = {name: (int(fact["bytes"]), str(fact["blake2b"])) for name, fact in files.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return "it has no readable manifest"

@@ -13,13 +13,13 @@ https://huggingface.co/docs/trl/dataset_formats (`chosen`, `rejected`).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.json_values import parse_json
 
 Message = Mapping[str, Any]
 """`role`, `content` (text, or None beside tool calls), and other keys that a chat template reads."""
@@ -263,8 +263,8 @@ def _parsed(value: object, name: str) -> Any:
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
+        return parse_json(value)
+    except ValueError as error:
         raise InputError(f"{name} is text that is not JSON: {error}") from error
 
 

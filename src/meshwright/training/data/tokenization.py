@@ -18,6 +18,7 @@ from typing import Self
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 from meshwright.training.data.cache import build_once
 from meshwright.training.data.documents import TextDocument
 from meshwright.training.data.megatron import IndexedWriter, token_type
@@ -70,7 +71,7 @@ def tokenise(
 
     names = {"source_name": source.name, "tokenizer_name": tokenizer.name}
     build_once(folder, build, about=about | names)
-    counts = json.loads((folder / COUNTS).read_text(encoding="utf-8"))
+    counts = load_json(folder / COUNTS)
     return open_store(sorted(file.with_suffix("") for file in folder.glob("*.idx")), counts=counts)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import write_atomically
 from meshwright.hub import fetch, is_hub_name
+from meshwright.json_values import load_json, parse_json
 from meshwright.training.data.chat import ChatML, JinjaChat
 from meshwright.training.data.documents import Chat
 
@@ -175,8 +176,8 @@ def tokenizer_from_path(path: Path) -> JsonTokenizer:
     config_file, map_file = file.with_name("tokenizer_config.json"), file.with_name("special_tokens_map.json")
     try:
         text = file.read_text(encoding="utf-8")
-        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.is_file() else {}
-        marks = json.loads(map_file.read_text(encoding="utf-8")) if map_file.is_file() else {}
+        config = load_json(config_file) if config_file.is_file() else {}
+        marks = load_json(map_file) if map_file.is_file() else {}
     except OSError as error:
         raise InputError(f"cannot read the tokenizer: {error.strerror}", got=str(file)) from error
     except ValueError as error:
@@ -245,7 +246,7 @@ def _chat_templates(given: Any, name: str) -> dict[str, str]:
 
 def _special_tokens(text: str) -> tuple[str, ...]:
     """The special tokens of a `tokenizer.json`."""
-    added = json.loads(text).get("added_tokens") or ()
+    added = parse_json(text).get("added_tokens") or ()
     return tuple(token["content"] for token in added if token.get("special"))
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from meshwright.catalog.family_tensors import MODULES_TO_SAVE
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 from meshwright.specs.model import Lora
 
 CONFIG = "adapter_config.json"
@@ -58,13 +59,13 @@ class AdapterSize(NamedTuple):
 def read_config(path: Path) -> dict[str, Any]:
     """PEFT's config of a plain LoRA adapter. Raises InputError for any other, naming the key that makes it one."""
     try:
-        config = json.loads(path.read_text(encoding="utf-8"))
+        config = load_json(path)
         config = {"lora_dropout": 0.0} | config
         kind, names = config["peft_type"], config["target_modules"]
         numbers = {key: config[key] for key in _NUMBERS}
     except OSError as error:
         raise InputError(f"cannot read the adapter: {error.strerror or error}", got=str(path)) from error
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"not the config of a LoRA adapter: {error!r}", got=str(path)) from error
     if kind != "LORA":
         raise InputError(f"{path}: the kind of adapter", got=repr(kind), allowed="LORA")

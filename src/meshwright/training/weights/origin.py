@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from typing import Any
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hub import fetch, is_hub_name
+from meshwright.json_values import load_json
 from meshwright.specs.model import Model
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES
@@ -109,7 +109,7 @@ def differences(
         for name, ours, theirs in pairs
         if ours != theirs
     ]
-    known = positions_of(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    known = positions_of(load_json(folder / "config.json"))
     known = known and max(known, int(model.rope.original_context * model.rope.factor))
     if known and sequence_length is not None and sequence_length > known:
         found.append(f"data.sequence_length is {sequence_length:,}; the weights know {known:,} positions")
@@ -119,7 +119,7 @@ def differences(
 def _refuse_quantized(folder: Path) -> None:
     """Raise InputError for weights that are stored quantized; without a readable config the tensors decide."""
     with suppress(OSError, ValueError, AttributeError):
-        stored = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("quantization_config")
+        stored = load_json(folder / "config.json").get("quantization_config")
         if stored:
             raise InputError(
                 f"{folder}: these weights are quantized",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import naming
+from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
 _FORMATS = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.float64: "F64"}
@@ -112,7 +113,7 @@ class Folder:
 
     def _from_index(self, index: Path) -> dict[str, Path]:
         try:
-            entries = json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+            entries = load_json(index)["weight_map"].items()
             files = {str(name): self.folder / str(file) for name, file in entries}
         except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
             raise InputError(f"the index of the weights cannot be read: {error}", got=str(index)) from error

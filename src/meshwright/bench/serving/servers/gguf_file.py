@@ -21,6 +21,7 @@ import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import sync
+from meshwright.json_values import load_json, parse_json
 from meshwright.programs import install_command
 
 ARCHITECTURES = {
@@ -88,7 +89,7 @@ def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFil
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = load_json(path)
     except OSError as error:
         raise InputError(f"the model's folder lacks {path.name} ({error.strerror})", got=str(path)) from None
     except ValueError:
@@ -212,7 +213,7 @@ def read_safetensors(folder: Path) -> Iterator[tuple[str, str, np.ndarray]]:
     for path in sorted(folder.glob("*.safetensors")):
         try:
             tensors = SafetensorsLocal(path).tensors
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, MemoryError, OverflowError, RecursionError):
             raise InputError("not a safetensors file", got=str(path)) from None
         for name, tensor in tensors.items():
             if tensor.dtype not in DTYPES:

@@ -5,12 +5,12 @@ They come from a Hugging Face config.json, or from the metadata of a GGUF file (
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
 PRECISIONS = {
@@ -42,8 +42,8 @@ GGUF_KEYS = {
 def folder_config(path: Path) -> dict[str, Any] | None:
     """The config.json of a model's folder; None where there is none, as of a name on a hub."""
     try:
-        found = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        found = load_json(path / "config.json")
+    except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 

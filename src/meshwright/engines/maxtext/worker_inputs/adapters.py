@@ -11,6 +11,7 @@ from pathlib import Path
 
 from meshwright.engines.maxtext.lower import NAME
 from meshwright.files import write_atomically
+from meshwright.json_values import load_json
 from meshwright.specs.run import Run
 
 FOLDER, FILE, BASE = "adapters", "adapter_model.safetensors", "base.json"
@@ -45,7 +46,7 @@ def refuse_other_base(run: Run) -> None:
     path = _base_file(run)
     if path is not None and path.is_file():
         origin = find_weights(run.weights) if run.weights else None
-        require_base(origin, **json.loads(path.read_text(encoding="utf-8")))
+        require_base(origin, **load_json(path))
 
 
 def _base_file(run: Run) -> Path | None:

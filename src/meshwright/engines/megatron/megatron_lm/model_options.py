@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from contextlib import suppress
@@ -13,6 +12,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.engines.megatron.megatron_lm.arithmetic import evaluate
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
+from meshwright.json_values import load_json
 from meshwright.runfile.inline import catalogue_name
 from meshwright.specs.model import Model
 
@@ -169,7 +169,7 @@ def _size_of(file: str, script: Path) -> int | None:
     """
     for path in (Path(file), script.parent / file):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = load_json(path)
         except (OSError, ValueError):
             continue
         if isinstance(content, dict) and content:
