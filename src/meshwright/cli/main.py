@@ -127,8 +127,13 @@ def group() -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script and of `python -m meshwright`."""
+    for handle in range(3):
+        try:
+            os.fstat(handle)
+        except OSError:  # the caller closed it: the next file would take its number, and what libraries print
+            os.open(os.devnull, os.O_RDWR)
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # the caller closed it
+        if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w"))  # noqa: SIM115 - open to the end
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

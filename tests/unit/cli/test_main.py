@@ -224,6 +224,15 @@ def test_a_pipe_that_was_closed_before_has_its_exit_code(args):
     assert (done.returncode, done.stderr) == (main.EXIT_BROKEN_PIPE, b"")
 
 
+@pytest.mark.parametrize("handle", [0, 1, 2])
+def test_no_file_takes_the_number_of_a_stream_that_the_caller_closed(handle, tmp_path):
+    (tmp_path / "run.yaml").write_text(RUN)
+    line = f"{shlex.quote(sys.executable)} -m meshwright estimate run.yaml --html page.html {handle}>&-"
+    done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, "error" in done.stderr) == (0, False), done.stderr
+    assert (tmp_path / "page.html").read_text().rstrip().endswith("</html>")
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("args", [("catalog", "models", "--json"), ("--help",)])
 def test_a_full_disk_is_no_bug(args):
