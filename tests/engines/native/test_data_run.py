@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from meshwright.training.data.documents import TextDocument, TextSpan
 from meshwright.training.data.megatron import write_indexed
 from meshwright.training.data.packing import StreamSamples, WholeSamples
 from meshwright.training.data.source import DocumentSource, open_source
-from meshwright.training.data.tokenization import _encode, _parts
+from meshwright.training.data.tokenization import _encode, _parts, tokenise
 from meshwright.training.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
 RUN = """
@@ -115,7 +116,7 @@ def test_a_start_token_is_used_where_the_tokenizer_adds_one(tmp_path: Path, bpe:
     (tmp_path / "t.json").write_text(inner.to_str())
     tokenizer = open_tokenizer(str(tmp_path / "t.json"), source=None, cache=tmp_path)
     assert tokenizer.start == start
-    (document,) = _encode([TextDocument(text="number")], tokenizer)
+    (document,) = _encode([*_parts([TextDocument(text="number")])], tokenizer)
     assert document.ids_N.tolist() == [start, *tokenizer.encode(["number"])[0].tolist(), tokenizer.end]
 
 
@@ -171,7 +172,7 @@ def test_without_the_library_bytes_still_work(text: Path, tmp_path: Path, monkey
 def test_only_the_answer_and_its_end_are_trained_on() -> None:
     tokenizer = ByteTokenizer()
     document = TextDocument(text="é?yes", trained=(TextSpan(2, 5),))
-    (tokens,) = _encode([document], tokenizer)
+    (tokens,) = _encode([*_parts([document])], tokenizer)
     assert tokens.trained_N is not None
     assert tokens.ids_N[tokens.trained_N].tolist() == [*b"yes", tokenizer.end]
 
@@ -179,7 +180,7 @@ def test_only_the_answer_and_its_end_are_trained_on() -> None:
 def test_an_answer_is_found_among_the_tokens_of_the_whole_text(bpe: Tokenizer) -> None:
     asked, answered = "The number is 7?\n", "The next number is 8, naïve 漢字."
     document = TextDocument(text=asked + answered, trained=(TextSpan(len(asked), len(asked) + len(answered)),))
-    (tokens,) = _encode([document], bpe)
+    (tokens,) = _encode([*_parts([document])], bpe)
     assert tokens.trained_N is not None
     assert bpe.decode(tokens.ids_N[tokens.trained_N].tolist()) == answered
     assert bpe.decode(tokens.ids_N[~tokens.trained_N].tolist()) == asked
@@ -188,7 +189,7 @@ def test_an_answer_is_found_among_the_tokens_of_the_whole_text(bpe: Tokenizer) -
 
 def test_of_a_conversation_only_the_answers_are_trained_on(bpe: Tokenizer) -> None:
     messages = [{"role": r, "content": c} for r, c in (("user", "is 7"), ("assistant", "number"), ("user", "next"))]
-    (tokens,) = _encode([bpe.chat.render(Conversation(messages=messages))], bpe)
+    (tokens,) = _encode([*_parts([bpe.chat.render(Conversation(messages=messages))])], bpe)
     assert tokens.trained_N is not None
     end_of_turn = bpe.encode(["<|im_end|>"])[0].tolist()
     assert tokens.ids_N[tokens.trained_N].tolist() == [*bpe.encode(["number"])[0].tolist(), *end_of_turn]
@@ -200,11 +201,39 @@ def test_long_text_is_cut_before_lines_and_loses_nothing(monkeypatch: pytest.Mon
     text = "".join(f"def f{n}():\n\n    return {n}\n\n\n" for n in range(200))
     whole = bpe.encode([text])[0]
     monkeypatch.setattr("meshwright.training.data.tokenization._PART_CHARACTERS", 100)
-    pieces = _parts(text)
+    pieces = [part.text for part in _parts([TextDocument(text=text)])]
     assert len(pieces) > 20
     assert "".join(pieces) == text
     assert np.array_equal(np.concatenate(bpe.encode(pieces)), whole)
-    assert _parts("x" * 1000) == ["x" * 1000]
+
+
+@pytest.mark.parametrize("end", ["\n", " ", "."], ids=["lines", "words", "neither"])
+def test_a_long_document_is_tokenised_in_bounded_memory(tmp_path, monkeypatch, bpe: Tokenizer, end: str) -> None:
+    for name, value in (("_PART_CHARACTERS", 100), ("_BATCH_CHARACTERS", 200)):
+        monkeypatch.setattr(f"meshwright.training.data.tokenization.{name}", value)
+    texts = ["".join(f"number{n:03d}{end}" for n in range(200)), "The next."]
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    whole = [[*bpe.encode([text])[0].tolist(), bpe.end] for text in texts]
+    asked: list[int] = []
+    encode = bpe.encode
+    monkeypatch.setattr(bpe, "encode", lambda given: asked.append(sum(map(len, given))) or encode(given))
+    reports = []
+    source = open_source(str(tmp_path / "texts.jsonl"), cache=tmp_path)
+    store = tokenise(source, bpe, cache=tmp_path, report=reports.append, shard_tokens=50)
+    assert max(asked) <= 400
+    starts = [*(store.start_of(number) for number in range(2)), store.num_tokens]
+    tokens = [store.tokens(*ends).tolist() for ends in pairwise(starts)]
+    if end == ".":
+        assert [bpe.decode(ids) for ids in tokens] == texts  # cut within a word, which has other tokens
+    else:
+        assert tokens == whole
+    assert (reports[-1].num_documents, reports[-1].num_tokens) == (2, sum(map(len, tokens)))
+
+
+def test_a_long_document_with_a_mask_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("meshwright.training.data.tokenization._LONGEST_MASKED", 8)
+    with pytest.raises(InputError, match="too long: got '9 characters', allowed: <= 8"):
+        list(_parts([TextDocument(text="123456789", trained=(TextSpan(0, 1),))]))
 
 
 def test_a_run_on_text_trains_and_validates(run: Run, text: Path, tmp_path: Path) -> None:

@@ -58,15 +58,16 @@ class IndexedWriter:
         """Tokens written so far."""
         return self._num_tokens
 
-    def add(self, tokens_N: np.ndarray) -> None:
-        """Append one document of one sequence. Raises InputError when a token does not fit the type."""
+    def add(self, tokens_N: np.ndarray, *, continues: bool = False) -> None:
+        """Append one document, or more of the last one. Raises InputError where the tokens do not fit the file."""
         limits = np.iinfo(self.dtype)
         if tokens_N.size and not limits.min <= int(tokens_N.min()) <= int(tokens_N.max()) <= limits.max:
             raise InputError("a token does not fit the file's type", got=int(tokens_N.max()), allowed=self.dtype.name)
         self._tokens.write(np.ascontiguousarray(tokens_N, dtype=self.dtype.newbyteorder("<")).tobytes())
-        if len(tokens_N) > np.iinfo(np.int32).max:  # what the index can say
-            raise InputError("a document has too many tokens", got=len(tokens_N), allowed="< 2^31")
-        self._lengths.append(len(tokens_N))
+        length = len(tokens_N) + (self._lengths.pop() if continues else 0)
+        if length > np.iinfo(np.int32).max:  # what the index can say
+            raise InputError("a document has too many tokens", got=length, allowed="< 2^31")
+        self._lengths.append(length)
         self._num_tokens += len(tokens_N)
 
     def close(self, *, is_whole: bool = True) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -27,12 +27,13 @@ from meshwright.training.data.source import DocumentSource
 from meshwright.training.data.store import TRAINED_SUFFIX, TokenStore, open_store
 from meshwright.training.data.tokenizer import Tokenizer
 
-FORMAT = 2  # raised when the same text would become other tokens, or other files
+FORMAT = 3  # raised when the same text would become other tokens, or other files
 COUNTS = "records.json"
 SHARD_TOKENS = 1 << 29
 _BATCH_CHARACTERS = 2 << 20  # tokenised at once: enough for all cores, little memory
 _PART_CHARACTERS = 1 << 20  # a longer document is tokenised in parts
-_LINE_START = re.compile(r"(?<=\n)(?=\S)")
+_LONGEST_MASKED = 1 << 24  # characters of a document with a mask, which is tokenised as a whole
+_CUTS = re.compile(r"(?<=\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +77,22 @@ def tokenise(
 
 
 @dataclass(frozen=True, kw_only=True)
+class _Part:
+    """A document, or what of a long one is tokenised at once."""
+
+    document: TextDocument
+    text: str
+    is_first: bool = True
+    is_last: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
 class _Tokens:
-    """One document as tokens; `trained_N` is None where all of them are trained on."""
+    """One part as tokens; `trained_N` is None where all of them are trained on."""
 
     ids_N: np.ndarray
     trained_N: np.ndarray | None
+    continues: bool  # the document of the tokens before it
 
 
 def _write(
@@ -89,12 +101,12 @@ def _write(
     num_documents = num_tokens = done_bytes = 0
     counts = RecordCounts()
     with _ShardWriter(folder, vocab=tokenizer.vocab, shard_tokens=shard_tokens) as shards:
-        for batch in _batches(source.documents(chat=tokenizer.chat, counts=counts)):
-            for document in _encode(batch, tokenizer):
-                shards.add(document)
-                num_tokens += len(document.ids_N)
-            num_documents += len(batch)
-            done_bytes += sum(len(document.text.encode()) for document in batch)
+        for batch in _batches(_parts(source.documents(chat=tokenizer.chat, counts=counts))):
+            for tokens in _encode(batch, tokenizer):
+                shards.add(tokens)
+                num_tokens += len(tokens.ids_N)
+            num_documents += sum(part.is_last for part in batch)
+            done_bytes += sum(len(part.text.encode()) for part in batch)
             if report is not None:
                 report(
                     TokenizationProgress(
@@ -115,17 +127,18 @@ class _ShardWriter:
         self._num_shards = 0
         self._open()
 
-    def add(self, document: _Tokens) -> None:
-        """Append a document, to the next shard where this one is full."""
-        if self._tokens.num_tokens and self._tokens.num_tokens + len(document.ids_N) > self._shard_tokens:
+    def add(self, tokens: _Tokens) -> None:
+        """Append a document, to the next shard where this one is full, or more of the last document."""
+        held = self._tokens.num_tokens
+        if held and held + len(tokens.ids_N) > self._shard_tokens and not tokens.continues:
             self._close(is_whole=True)
             self._open()
-        self._tokens.add(document.ids_N)
-        if document.trained_N is None:
-            self._mask.write(b"\x01" * len(document.ids_N))
+        self._tokens.add(tokens.ids_N, continues=tokens.continues)
+        if tokens.trained_N is None:
+            self._mask.write(b"\x01" * len(tokens.ids_N))
         else:
             self._is_masked = True
-            self._mask.write(document.trained_N.astype(np.uint8).tobytes())
+            self._mask.write(tokens.trained_N.astype(np.uint8).tobytes())
 
     def _open(self) -> None:
         prefix = self._folder / f"shard-{self._num_shards:05d}"
@@ -149,14 +162,12 @@ class _ShardWriter:
         self._close(is_whole=error is None)
 
 
-def _batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
-    """Documents that are not empty, in batches of about `_BATCH_CHARACTERS`."""
+def _batches(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
+    """Parts in batches of about `_BATCH_CHARACTERS`."""
     batch, num_characters = [], 0
-    for document in documents:
-        if not document.text:
-            continue
-        batch.append(document)
-        num_characters += len(document.text)
+    for part in parts:
+        batch.append(part)
+        num_characters += len(part.text)
         if num_characters >= _BATCH_CHARACTERS:
             yield batch
             batch, num_characters = [], 0
@@ -164,17 +175,15 @@ def _batches(documents: Iterator[TextDocument]) -> Iterator[list[TextDocument]]:
         yield batch
 
 
-def _encode(documents: Sequence[TextDocument], tokenizer: Tokenizer) -> Iterator[_Tokens]:
-    """Encode documents with their start and end tokens; documents without a mask are encoded together."""
-    parts = [_parts(d.text) if d.trained is None else [] for d in documents]
-    encoded = iter(tokenizer.encode([part for of_document in parts for part in of_document]))
-    for document, of_document in zip(documents, parts, strict=True):
-        if document.trained is None:
-            ids_N = np.concatenate([next(encoded) for _ in of_document])
-            yield _framed(ids_N, None, document, tokenizer)
+def _encode(parts: Sequence[_Part], tokenizer: Tokenizer) -> Iterator[_Tokens]:
+    """Encode parts with their start and end tokens; those without a mask are encoded together."""
+    encoded = iter(tokenizer.encode([part.text for part in parts if part.document.trained is None]))
+    for part in parts:
+        if part.document.trained is None:
+            yield _framed(next(encoded), None, part, tokenizer)
         else:
-            ids_N, stops_N = tokenizer.align(document.text)
-            yield _framed(ids_N, _trained(stops_N, document), document, tokenizer)
+            ids_N, stops_N = tokenizer.align(part.text)
+            yield _framed(ids_N, _trained(stops_N, part.document), part, tokenizer)
 
 
 def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
@@ -186,33 +195,41 @@ def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
     return is_trained[stops_N]
 
 
-def _framed(ids_N: np.ndarray, trained_N: np.ndarray | None, document: TextDocument, tokenizer: Tokenizer) -> _Tokens:
-    """The document between its start and end tokens. An answer's end is trained on where the answer ends the text.
+def _framed(ids_N: np.ndarray, trained_N: np.ndarray | None, part: _Part, tokenizer: Tokenizer) -> _Tokens:
+    """The part, between the document's start and end tokens. An answer's end is trained on where it ends the text.
 
     A conversation has the marks that its template writes, and no others.
     """
-    if document.is_rendered:
-        return _Tokens(ids_N=ids_N, trained_N=trained_N)
-    before = [] if tokenizer.start is None else [tokenizer.start]
-    framed_N = np.concatenate([np.array(before, np.int64), ids_N, np.array([tokenizer.end], np.int64)])
-    if trained_N is None:
-        return _Tokens(ids_N=framed_N, trained_N=None)
-    last = bool(len(trained_N)) and bool(trained_N[-1])
-    mask_N = np.concatenate([np.zeros(len(before), bool), trained_N, np.array([last])])
-    return _Tokens(ids_N=framed_N, trained_N=mask_N)
+    if not part.document.is_rendered:
+        before = [tokenizer.start] if part.is_first and tokenizer.start is not None else []
+        after = [tokenizer.end] if part.is_last else []
+        ids_N = np.concatenate([np.array(before, np.int64), ids_N, np.array(after, np.int64)])
+        if trained_N is not None:
+            last = bool(len(trained_N)) and bool(trained_N[-1])
+            trained_N = np.concatenate([np.zeros(len(before), bool), trained_N, np.full(len(after), last)])
+    return _Tokens(ids_N=ids_N, trained_N=trained_N, continues=not part.is_first)
 
 
-def _parts(text: str) -> list[str]:
-    """Split a long text before lines that begin with a character: no word or run of white space is split.
+def _parts(documents: Iterable[TextDocument]) -> Iterator[_Part]:
+    """Split long texts, where there is one, before a line that begins with a character, else before a word.
 
-    >>> _parts("short")
+    >>> [part.text for part in _parts([TextDocument(text="short"), TextDocument(text="")])]
     ['short']
     """
-    parts, start = [], 0
-    while len(text) - start > _PART_CHARACTERS:
-        cut = _LINE_START.search(text, start + _PART_CHARACTERS)
-        if cut is None:
-            break
-        parts.append(text[start : cut.start()])
-        start = cut.start()
-    return [*parts, text[start:]]
+    for document in documents:
+        text, start = document.text, 0
+        if document.trained is not None and len(text) > _LONGEST_MASKED:
+            raise InputError(
+                "a document of which a part is trained on is too long", got=f"{len(text):,} characters",
+                allowed=f"<= {_LONGEST_MASKED:,}",
+            )  # fmt: skip
+        while len(text) - start > _PART_CHARACTERS and document.trained is None:
+            least = start + _PART_CHARACTERS
+            cuts = (cut.search(text, least, least + _PART_CHARACTERS) for cut in _CUTS)
+            stop = next((cut.start() for cut in cuts if cut), min(len(text), least + _PART_CHARACTERS))
+            if stop == len(text):
+                break
+            yield _Part(document=document, text=text[start:stop], is_first=start == 0, is_last=False)
+            start = stop
+        if text:
+            yield _Part(document=document, text=text[start:], is_first=start == 0)
