@@ -157,19 +157,22 @@ def _restored(kind: type[MeshwrightError], args: tuple[Any, ...], state: dict[st
 
 BIDIRECTIONAL = "\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069"
 """Characters that change the direction of the text around them, so that it reads as another one."""
+NO_CHARACTERS = "\ufffe\uffff"
+"""Code points that XML lacks, beside control characters and surrogates."""
 
 
 def printable(text: str) -> str:
-    r"""Return `text` with characters as escapes that a terminal obeys; line feeds and tabs stay.
+    r"""Return `text` with characters as escapes that a terminal obeys or no text has; line feeds and tabs stay.
 
     >>> print(printable("red: \x1b[31m"))
     red: \x1b[31m
     """
     if text.isascii() and text.isprintable():
         return text
-    return "".join(
-        ascii(c)[1:-1] if (category(c) == "Cc" and c not in "\n\t") or c in BIDIRECTIONAL else c for c in text
+    shown = (
+        c for c in {*text} if (category(c) in ("Cc", "Cs") and c not in "\n\t") or c in BIDIRECTIONAL + NO_CHARACTERS
     )
+    return text.translate({ord(c): ascii(c)[1:-1] for c in shown})
 
 
 def _shown(value: object) -> str:

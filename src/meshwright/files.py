@@ -37,12 +37,21 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def write_atomically(path: Path, text: str | bytes) -> None:
-    """Write bytes or UTF-8 text beside `path` and rename it into place. Raises OSError; then `path` is as before."""
+    """Write bytes or UTF-8 text beside `path` and rename it into place. Raises OSError; then `path` is as before.
+
+    Characters that UTF-8 lacks, as of file names in other encodings, become escapes. A device or a pipe is written to
+    directly: a rename would take its name from it.
+    """
+    data = text if isinstance(text, bytes) else text.encode(errors="backslashreplace")
+    if (path.exists() and not path.is_file()) or str(path.absolute()).startswith(OPEN_FILES):
+        with naming(path), path.open("wb") as stream:
+            stream.write(data)
+        return
     _sweep(path.parent.absolute())
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PARTIAL}")
     try:
         with naming(path), partial.open("xb") as stream:
-            stream.write(text.encode() if isinstance(text, str) else text)
+            stream.write(data)
             stream.flush()
             os.fsync(stream.fileno())
         partial.replace(path)
@@ -54,6 +63,7 @@ def write_atomically(path: Path, text: str | bytes) -> None:
 
 
 PARTIAL, STALE_S = ".partial", 3600.0
+OPEN_FILES = ("/dev/std", "/dev/fd/", "/proc/")
 
 
 @cache

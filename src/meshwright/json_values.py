@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -20,8 +21,8 @@ def picked(value: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(value, name) for name in names}
 
 
-MOST_BYTES, MOST_DIGITS = 256 * 2**20, 300
-"""Of a document that others wrote, and of an integer in it: a double has a value for it."""
+MOST_BYTES, MOST_DIGITS = 2**30, 300
+"""Of a file that others wrote, and of an integer in it: a double has a value for it."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -40,11 +41,21 @@ def parse_json(text: str | bytes) -> Any:
 
 def load_json(path: Path) -> Any:
     """Return the value of the JSON document in a file. Raises OSError; ValueError as `parse_json`, and for its size."""
+    return parse_json(load_bytes(path))
+
+
+def load_text(path: Path) -> str:
+    """Return the UTF-8 text of a file that others wrote. Raises OSError; ValueError for its encoding or size."""
+    return io.TextIOWrapper(io.BytesIO(load_bytes(path)), encoding="utf-8").read()
+
+
+def load_bytes(path: Path) -> bytes:
+    """Return the content of a file that others wrote. Raises OSError; ValueError above `MOST_BYTES`."""
     with path.open("rb") as stream:
         data = stream.read(MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
-    return parse_json(data)
+    return data
 
 
 def _integer(digits: str) -> int:

@@ -54,6 +54,27 @@ def test_what_a_killed_writer_left_is_removed_and_what_others_write_now_is_not(t
     assert sorted(p.name for p in tmp_path.iterdir()) == [now.name, other.name, "another.json"]
 
 
+def test_a_pipe_is_written_to_and_keeps_its_name(tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK)) as reader:
+        write_atomically(path, "new")
+        assert reader.read() == "new"
+    assert path.is_fifo()
+    assert [p.name for p in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_an_open_file_is_written_to_by_its_number(tmp_path):
+    with (tmp_path / "out").open("w") as stream:
+        write_atomically(Path(f"/dev/fd/{stream.fileno()}"), "new")
+    assert (tmp_path / "out").read_text() == "new"
+
+
+def test_a_name_in_another_encoding_becomes_escapes(tmp_path):
+    write_atomically(tmp_path / "page.html", os.fsdecode(b"n\xff"))
+    assert (tmp_path / "page.html").read_text() == "n\\udcff"
+
+
 def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
     path = tmp_path / "out.json"
     path.write_text("old")

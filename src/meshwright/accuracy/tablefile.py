@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.json_values import parse_json
+from meshwright.json_values import load_bytes, parse_json
 
 _DELIMITERS = ",;\t|"
 _DECIMAL_COMMA = re.compile(r"^(?:\d+,(?:\d{1,2}|\d{4,})|\d{1,3}(?:\.\d{3})+,\d+) ?%?$")
@@ -119,11 +119,11 @@ def _cell(value: object) -> str:
 
 def _text(path: Path) -> str:
     try:
-        content = path.read_bytes()
+        content = load_bytes(path)
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             return content.decode("utf-16")
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8 (byte {error.start})", hint="save the file as UTF-8") from None
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

@@ -16,7 +16,7 @@ from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.answers.quantities import rate, seconds
 from meshwright.errors import InputError
 from meshwright.files import require_format
-from meshwright.json_values import jsonable, load_json, parse_json
+from meshwright.json_values import jsonable, load_json, load_text, parse_json
 from meshwright.records.fields import check
 from meshwright.records.training_fields import STEPS, RecordFields
 from meshwright.result import Result
@@ -160,10 +160,10 @@ def read_training(folder: Path) -> TrainingRun:
     try:
         record = load_json(where)
         where = folder / "steps.jsonl"
-        lines = where.read_text(encoding="utf-8").splitlines()
+        lines = load_text(where).splitlines()
         steps = [parse_json(line) for line in lines]
         where = folder / "run.yaml"
-        text = where.read_text(encoding="utf-8")
+        text = load_text(where)
     except OSError as error:
         raise InputError(
             f"no whole training in {folder}: {error.strerror or error}", got=str(error.filename or folder),

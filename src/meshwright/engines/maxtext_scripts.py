@@ -19,6 +19,7 @@ from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.recognition import is_maxtext_script
 from meshwright.errors import InputError
+from meshwright.json_values import load_text
 
 MODULE = re.compile(
     r"-m\s+[\"']?maxtext(?:\.trainers\.pre_train)?\.[\"']?(?:train(?:_compile)?(?![\w.])|\$\{?\w+\}?)[\"']?",
@@ -49,7 +50,7 @@ def maxtext_call(source: str) -> MaxTextCall:
     """
     try:
         first, *given = shlex.split(source)
-        text = Path(first).read_text(encoding="utf-8")
+        text = load_text(Path(first))
     except (OSError, ValueError):  # the reader of configurations reports it
         return MaxTextCall(source=source)
     path = Path(first)

@@ -32,6 +32,7 @@ from meshwright.fitting.errors import LEAST_SD, errors_of
 from meshwright.fitting.kernel_times import HOST, TODAY
 from meshwright.fitting.residual import fit_residual
 from meshwright.records.device import DeviceRow, Records, in_windows
+from meshwright.records.fields import Count, Fields, Positive, Whole, check
 from meshwright.records.points import PointFamily
 from meshwright.records.steps import run_file_of
 from meshwright.specs.hardware import THIS_MACHINE, Accelerator
@@ -44,6 +45,18 @@ measurement has no such term."""
 WITHOUT_COMMUNICATION = {"isolated", "concurrent"}
 LONGEST_CHECK_S = 0.15
 """Longest step that a training repeats a few times before it begins."""
+
+
+class MeasuredDevice(Fields):
+    """The device of records, as the sidecar of `bench device` has it."""
+
+    name: str
+    type: str
+    accelerator: str | None
+    count: Whole
+    threads: Whole
+    memory_bytes: Positive
+    compute_units: Count
 
 
 def calibrate(files: Sequence[Records]) -> DeviceCalibration:
@@ -166,6 +179,7 @@ def _one_device(files: Sequence[Records]) -> Mapping[str, Any]:
                 got=file.sidecar["device"].get("name"), allowed=first.get("name"),
                 hint="calibrate each device by itself",
             )  # fmt: skip
+    check(first, kind=MeasuredDevice, where=str(files[0].path.with_suffix(".json")))
     return first
 
 

@@ -25,7 +25,7 @@ from typing import Any, Generic, TypeVar, get_args, get_type_hints
 
 from meshwright.errors import InputError
 from meshwright.files import append, document_of, write_atomically
-from meshwright.json_values import parse_json
+from meshwright.json_values import load_text, parse_json
 from meshwright.records.fields import LARGEST, Count, Fields, check, read_rows
 from meshwright.units import parse_count
 
@@ -82,11 +82,11 @@ def differing(before: Any, now: Any) -> str:
 def read_text(path: Path, *, made_by: str) -> str:
     """Text of a record file. `made_by` is the command that writes it, for the error's hint."""
     try:
-        return path.read_text(encoding="utf-8")
+        return load_text(path)
     except FileNotFoundError:
         raise InputError("no such file", got=str(path), hint=f"`{made_by}` makes it") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not a text file") from None
+    except ValueError as error:
+        raise InputError(f"{path}: not a text file ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from None
 

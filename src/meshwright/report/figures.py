@@ -19,7 +19,7 @@ import numpy as np
 from meshwright.answers.components import ComponentFamily, family, label, shown_components
 from meshwright.answers.memory_over_time import MemoryOverTime
 from meshwright.answers.quantities import percent, seconds
-from meshwright.errors import InputError
+from meshwright.errors import InputError, printable
 from meshwright.files import write_atomically
 from meshwright.planner.rank_memory import RankMemory
 from meshwright.units import gib
@@ -89,8 +89,17 @@ def svg(chart: Any, *, title: str) -> str:
 def _drawn(spec: dict[str, Any], *, title: str, attributes: str) -> str:
     import vl_convert
 
-    text = vl_convert.vegalite_to_svg(spec).replace('class="marks"', attributes, 1)
+    text = vl_convert.vegalite_to_svg(_printable(spec)).replace('class="marks"', attributes, 1)
     return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
+
+
+def _printable(value: Any) -> Any:
+    """Return a part of a figure with its texts as XML can hold them: of others vl-convert ends the process."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, Mapping):
+        return {key: _printable(item) for key, item in value.items()}
+    return [_printable(item) for item in value] if isinstance(value, list) else value
 
 
 def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
@@ -307,9 +316,9 @@ def write_figures(figures: Iterable[tuple[str, Any]], *, folder: Path, form: str
             spec = chart.properties(title=name).configure(**{**chart_config(), "background": "white"}).to_dict()
             path = folder / f"{len(written) + 1:02}-{file_name(name)}.{form}"
             if form == "png":
-                write_atomically(path, vl_convert.vegalite_to_png(spec, scale=SCALE))
+                write_atomically(path, vl_convert.vegalite_to_png(_printable(spec), scale=SCALE))
             else:
-                write_atomically(path, vl_convert.vegalite_to_svg(spec))
+                write_atomically(path, vl_convert.vegalite_to_svg(_printable(spec)))
             written.append(path)
     except OSError as error:
         raise InputError(f"figures cannot be written: {error.strerror}", got=str(folder)) from None

@@ -153,6 +153,16 @@ def test_records_of_two_devices_are_not_mixed(records):
         calibrate([records, other])
 
 
+@pytest.mark.parametrize(("key", "value"), [("type", 1), ("threads", 0), ("memory_bytes", "1")])
+def test_a_damaged_device_of_the_records_is_refused(records, key, value):
+    device = records.sidecar["device"]
+    with pytest.raises(InputError, match=f"{key} must be"):
+        calibrate([replace(records, sidecar={**records.sidecar, "device": device | {key: value}})])
+    without = {name: value for name, value in device.items() if name != key}
+    with pytest.raises(InputError, match=f"{key} is missing"):
+        calibrate([replace(records, sidecar={**records.sidecar, "device": without})])
+
+
 @pytest.mark.parametrize("family", [PointFamily.GEMM, PointFamily.MEMORY])
 def test_what_a_calibration_cannot_do_without_is_said(records, family):
     rows = tuple(r for r in records.rows if r.point.family is not family)

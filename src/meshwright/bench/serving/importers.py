@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.json_values import parse_json
+from meshwright.json_values import load_text, parse_json
 from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, TokenSource
 
 
@@ -65,8 +65,8 @@ def read_results_of(path: Path) -> list[ImportedResult]:
 def _documents(path: Path) -> list[dict[str, Any]]:
     """Mappings of a JSON file, or of JSON lines."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = load_text(path)
+    except (OSError, ValueError) as error:
         raise InputError(f"the result cannot be read ({error})", got=str(path)) from None
     try:
         parsed = parse_json(text)

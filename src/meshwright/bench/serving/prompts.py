@@ -25,7 +25,7 @@ from typing import Any
 
 from meshwright.bench.serving.endpoint import ServingPrompt
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.json_values import parse_json
+from meshwright.json_values import load_text, parse_json
 from meshwright.programs import install_command
 
 LONGEST_TOKENS = 10**7
@@ -269,8 +269,8 @@ of a prompt has an id too, but not in traces that NVIDIA Dynamo synthesizes (ben
 def read_prompts(path: Path) -> tuple[TraceRow, ...]:
     """Read a file of JSON lines. Raises InputError with file and line."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        lines = load_text(path).splitlines()
+    except (OSError, ValueError) as error:
         raise InputError(f"the prompts cannot be read ({error})", got=str(path)) from None
     rows = [_row(line, f"{path}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
     if not rows:

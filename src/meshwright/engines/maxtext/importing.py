@@ -24,6 +24,7 @@ from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.engines.software_line import with_stated_software
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.json_values import load_text
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.model import BaseFormat
@@ -101,10 +102,10 @@ def _read(path: Path, *, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], 
     if path.name == OWN_BASE and not path.exists():
         return {}, {}
     try:
-        values = YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        values = YAML(typ="safe").load(load_text(path))
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise InputError(f"{path} is not a configuration of MaxText", hint="it has keys and values")

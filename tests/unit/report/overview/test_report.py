@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tests.record_folders import write_serving, write_training
@@ -129,6 +131,20 @@ def test_markdown_and_figures(found, tmp_path):
     assert path.name == "01-throughput-by-record.svg"
     assert len(others) == 1
     assert path.read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("form", ["svg", "png"])
+def test_names_that_no_xml_holds_are_drawn_as_escapes(tmp_path, form):
+    script = f"""
+import altair, pathlib
+from meshwright.report.figures import write_figures
+chart = altair.Chart(altair.Data(values=[{{"a": "n\\x1b[31m\\udcff\\uffff"}}])).mark_bar().encode(y="a:N")
+(path,) = write_figures([("name", chart)], folder=pathlib.Path({str(tmp_path)!r}), form={form!r})
+data = path.read_bytes()
+assert {form!r} == "png" or all(text in data for text in (b"x1b", b"udcff", b"uffff")), data
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr  # a panic of the library would end the process
 
 
 def test_without_the_package_that_draws_a_page_says_which_figures_are_left_out(found, monkeypatch, tmp_path):

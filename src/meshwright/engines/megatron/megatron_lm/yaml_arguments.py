@@ -20,6 +20,7 @@ from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.megatron.unestimated import is_harmless, may_be_unknown
 from meshwright.errors import InputError
+from meshwright.json_values import load_text
 
 PRETRAINING = "pretraining"  # the default of MODE in the files of Megatron-LM's tests
 SECTIONS = ("system", "model", "data")
@@ -55,10 +56,10 @@ def yaml_arguments(text: str, *, path: Path, given: Sequence[str] = ()) -> list[
 def text_of(path: Path) -> str:
     """Return the text of a file. Raises InputError if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
+        return load_text(path)
     except OSError as error:
         raise InputError(f"cannot read the arguments: {error.strerror or error}", got=str(path)) from None
-    except UnicodeDecodeError as error:
+    except ValueError as error:
         raise InputError(f"{path} is not text: {error}") from None
 
 

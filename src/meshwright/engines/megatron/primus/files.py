@@ -16,6 +16,7 @@ from typing import Any
 
 from meshwright.engines.megatron.megatron_lm.options import YAML_ENDINGS, split_source, yaml_node
 from meshwright.errors import InputError
+from meshwright.json_values import load_text
 
 ROOT = "PRIMUS_PATH"  # the variable of Primus's own scripts
 CONFIGS = "primus/configs"
@@ -162,8 +163,8 @@ def _yaml(path: Path) -> Any:
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        return YAML(typ="safe").load(path.read_text(encoding="utf-8"))
+        return YAML(typ="safe").load(load_text(path))
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
