@@ -34,10 +34,10 @@ XID = "NVRM: Xid (PCI:0000:cb:00): "
     ],
 )  # fmt: skip
 def test_a_line_of_the_log_has_the_class_of_its_makers_table(line, name, status):
-    found = [(n, s.value) for n, (pattern, s, _) in kernel_log._patterns().items() if pattern.search(line)]
+    found = [(n, kind.status.value) for n, kind in kernel_log.classes().items() if kind.pattern.search(line)]
     assert found[:1] == ([] if name is None else [(name, status)])
 
 
 def test_the_patterns_match_nothing_in_a_healthy_log():
     text = (RECORDED / "dmesg-healthy.txt").read_text()
-    assert not [n for n, (p, _, _) in kernel_log._patterns().items() if p.search(text)]
+    assert not [n for n, kind in kernel_log.classes().items() if kind.pattern.search(text)]

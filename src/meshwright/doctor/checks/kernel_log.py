@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 
 from meshwright.doctor.checks import Check, Node
@@ -15,6 +16,16 @@ from meshwright.units import HOUR_S
 
 GROUP = "log"
 STAMP = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LineClass:
+    """One class of lines: its pattern, and the verdict of `at_least` of them."""
+
+    pattern: re.Pattern[str]
+    status: CheckStatus
+    hint: str
+    at_least: int
 
 
 def lines(host: Host) -> list[str]:
@@ -44,22 +55,30 @@ def _log(node: Node) -> Iterator[CheckVerdict]:
     counts: Counter[str] = Counter()
     last: dict[str, str] = {}
     for line in kept:
-        name = next((n for n, (pattern, _, _) in _patterns().items() if pattern.search(line)), None)
+        name = next((n for n, kind in classes().items() if kind.pattern.search(line)), None)
         if name is not None:
             counts[name] += 1
             last[name] = STAMP.sub("", line).strip()
+    counts = Counter({name: count for name, count in counts.items() if count >= classes()[name].at_least})
     if not counts:
         message = f"nothing in {len(kept):,} lines of {node.log_hours:g} hours"
         yield found("log.kernel", CheckStatus.PASS, message, measured=0, unit="lines")
     for name, count in counts.items():
-        _, status, hint = _patterns()[name]
+        status, hint = classes()[name].status, classes()[name].hint
         yield found("log.kernel", status, last[name][:200], where=name, measured=count, unit="lines", hint=hint)
 
 
 @cache
-def _patterns() -> dict[str, tuple[re.Pattern[str], CheckStatus, str]]:
+def classes() -> dict[str, LineClass]:
+    """Return the classes of lines by name; the first that matches a line counts."""
     data = toml_table(DATA / "kernel_log.toml")
-    return {name: (re.compile(e["pattern"]), CheckStatus(e["status"]), e["hint"]) for name, e in data.items()}
+    return {
+        name: LineClass(
+            pattern=re.compile(e["pattern"]), status=CheckStatus(e["status"]), hint=e["hint"],
+            at_least=e.get("at_least", 1),
+        )
+        for name, e in data.items()
+    }  # fmt: skip
 
 
 CHECKS: dict[str, Check] = {"log.kernel": _log}
