@@ -114,6 +114,7 @@ def card_files(index: int, address: str) -> dict[str, str]:
     return {
         f"{bus}/vendor": "0x1002\n",
         f"{bus}/class": "0x120000\n",
+        f"{bus}/aer_dev_correctable": "RxErr 0\nBadTLP 0\nTOTAL_ERR_COR 0\n",
         f"{card}/vendor": "0x1002\n",
         f"{card}/device": "0x75a3\n",
         f"{card}/class": "0x120000\n",
@@ -133,6 +134,8 @@ def card_files(index: int, address: str) -> dict[str, str]:
         f"{card}/ras/xgmi_wafl_err_count": "ue: 0\nce: 0\n",
         f"{card}/hwmon/hwmon{index + 3}/temp2_input": "38000\n",
         f"{card}/hwmon/hwmon{index + 3}/temp2_crit": "110000\n",
+        f"{card}/hwmon/hwmon{index + 3}/temp3_input": "41000\n",
+        f"{card}/hwmon/hwmon{index + 3}/temp3_crit": "105000\n",
         f"{card}/hwmon/hwmon{index + 3}/power1_input": "241000000\n",
         f"{card}/hwmon/hwmon{index + 3}/power1_cap": "1400000000\n",
         f"{card}/hwmon/hwmon{index + 3}/power1_cap_default": "1400000000\n",
@@ -161,6 +164,8 @@ def port_files(index: int) -> dict[str, str]:
         f"{port}/gid_attrs/types/3": "RoCE v2\n",
         f"{port}/counters/symbol_error": "0\n",
         f"{port}/counters/link_downed": "0\n",
+        f"{port}/counters/port_rcv_packets": "9000000000\n",
+        f"{port}/hw_counters/out_of_sequence": "12\n",
     }
 
 
@@ -203,6 +208,9 @@ def healthy() -> Fake:
 def nvidia() -> Fake:
     """Eight H200, all well."""
     files, blocks, links = host_files(), [], []
+    files["/proc/driver/nvidia/version"] = (
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.172.08  Release\n"
+    )
     template = string.Template((RECORDED / "nvidia-smi-gpu.xml").read_text())
     for index, address in enumerate(ADDRESSES):
         uuid = f"GPU-00000000-0000-4000-8000-00000000000{index}"

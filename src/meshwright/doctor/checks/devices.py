@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.checks.process import container
-from meshwright.doctor.devices import Device, Process
-from meshwright.doctor.host import Unseen
+from meshwright.doctor.devices import Device, Process, pci_errors, text_or_none
+from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits
 from meshwright.units import GIB
 
@@ -112,6 +112,7 @@ def _alike(node: Node) -> Iterator[CheckVerdict]:
     for what, values in {
         "model": [d.name for d in _require(node)],
         "firmware": [d.firmware for d in node.devices.found if d.firmware],
+        "pcie": [f"PCIe {d.pcie_generation}" for d in node.devices.found if d.pcie_generation],
         "partition": [d.partition or "whole" for d in node.devices.found] if _has_parts(node) else [],
     }.items():
         if values:
@@ -256,6 +257,8 @@ def _scale_up(node: Node) -> Iterator[CheckVerdict]:
 
 def _fabric(node: Node) -> Iterator[CheckVerdict]:
     """Registration with the manager of the switches, without which devices do not reach each other."""
+    if _has_switches(node.host) and container(node.host) is None:
+        yield from _manager(node.host)
     for device in _require(node):
         if device.fabric_state in (None, "Not Supported"):
             continue
@@ -264,6 +267,22 @@ def _fabric(node: Node) -> Iterator[CheckVerdict]:
             "links.fabric", CheckStatus.PASS if is_done else CheckStatus.FAIL, where=where(device),
             measured=" ".join(filter(None, (device.fabric_state, device.fabric_status))), expected="Completed Success",
             hint="`systemctl status nvidia-fabricmanager`: it must run, in the driver's version; then reset the device",
+        )  # fmt: skip
+
+
+def _has_switches(host: Host) -> bool:
+    """True with NVSwitches on the PCI bus: other bridges of that vendor."""
+    folders = [f for f in host.glob("/sys/bus/pci/devices/*") if text_or_none(host, f"{f}/vendor") == "0x10de"]
+    return any((text_or_none(host, f"{f}/class") or "").startswith("0x0680") for f in folders)
+
+
+def _manager(host: Host) -> Iterator[CheckVerdict]:
+    """The manager of the switches by its process: it may run in a container. The kernel cuts names at 15 letters."""
+    names = {text_or_none(host, name) for name in host.glob("/proc/[0-9]*/comm")}
+    if names and "nv-fabricmanage" not in names:
+        yield found(
+            "links.fabric", CheckStatus.FAIL, "the node has switches, and nothing manages them", measured="none",
+            expected="nv-fabricmanager", hint="`systemctl start nvidia-fabricmanager`, in the driver's version",
         )  # fmt: skip
 
 
@@ -279,13 +298,41 @@ def _errors(node: Node) -> Iterator[CheckVerdict]:
             )  # fmt: skip
         if device.corrected_errors is not None:
             yield judge("devices.corrected-errors", device.corrected_errors, where=where(device))
+        if device.is_ecc_off:
+            yield found(
+                "devices.ecc", CheckStatus.WARN, "errors of its memory are neither corrected nor seen",
+                where=where(device), measured="off", expected="on", hint="`nvidia-smi -e 1`, then reset the device",
+            )  # fmt: skip
         if device.is_repair_failed or device.is_repair_pending:
-            failed = bool(device.is_repair_failed)
+            failed = device.is_repair_failed
             yield found(
                 "devices.repair", CheckStatus.FAIL if failed else CheckStatus.WARN,
-                "a memory row could not be replaced" if failed else "a memory row is replaced at the next reset",
-                where=where(device), hint="exchange the device" if failed else "`nvidia-smi --gpu-reset`",
+                "damaged memory could not be mapped out, or is more than its maker allows" if failed
+                else "damaged memory is mapped out at the next reset",
+                where=where(device), hint="exchange the device" if failed else "reset the device",
             )  # fmt: skip
+
+
+def _state(node: Node) -> Iterator[CheckVerdict]:
+    for device in _require(node):
+        yield found(
+            "devices.state", CheckStatus.FAIL if device.complaints else CheckStatus.PASS, where=where(device),
+            measured=", ".join(device.complaints) or "usable", expected="usable",
+            hint="do what the recovery action says; else reset the device, and restart the node when that fails",
+        )  # fmt: skip
+
+
+def _pci_errors(node: Node) -> Iterator[CheckVerdict]:
+    """Errors of the device's PCI link since it was found. Programs that probe for devices cause non-fatal ones."""
+    for device in _require(node):
+        folder = f"/sys/bus/pci/devices/{device.address}"
+        if pci_errors(node.host, folder, "fatal"):
+            yield found(
+                "links.errors", CheckStatus.FAIL, "a fatal error of its PCI link", where=where(device),
+                hint="seat the device, then exchange the riser or the cable",
+            )  # fmt: skip
+        elif (corrected := pci_errors(node.host, folder, "correctable")) is not None:
+            yield judge("links.errors", corrected, where=where(device))
 
 
 def _numa(node: Node) -> Iterator[CheckVerdict]:
@@ -302,6 +349,9 @@ def _numa(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _tool(node: Node) -> Iterator[CheckVerdict]:
+    for warning in node.devices.warnings:
+        hint = "ask the maker when the device has other findings too: its record of itself is damaged"
+        yield found("devices.tool", CheckStatus.WARN, warning, hint=hint)
     if node.devices.tool_seconds is None:
         raise Unseen("no tool was asked")
     yield judge("devices.tool-seconds", node.devices.tool_seconds)
@@ -322,6 +372,7 @@ CHECKS: dict[str, Check] = {
     "devices.utilization": _utilization,
     "devices.processes": _processes,
     "devices.errors": _errors,
+    "devices.state": _state,
     "devices.numa": _numa,
     "devices.tool-seconds": _tool,
     "clocks.highest": _clocks,
@@ -329,6 +380,7 @@ CHECKS: dict[str, Check] = {
     "temperature.margin": _temperature,
     "power.limit": _power,
     "links.pcie": _pcie,
+    "links.errors": _pci_errors,
     "links.scale-up": _scale_up,
     "links.fabric": _fabric,
 }

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from meshwright.doctor.checks import Check, Node
+from meshwright.doctor.devices import int_or_none
 from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
 from meshwright.units import GIB
@@ -85,6 +86,8 @@ def _memory_errors(node: Node) -> Iterator[CheckVerdict]:
         "memory.errors", CheckStatus.FAIL if count else CheckStatus.PASS, measured=count, expected=0,
         unit="uncorrected", hint="exchange the memory module that /sys/devices/system/edac/mc names",
     )  # fmt: skip
+    corrected = [int_or_none(node.host, name.replace("ue_count", "ce_count")) for name in controllers]
+    yield judge("memory.corrected-errors", sum(filter(None, corrected)))
 
 
 def _numa(node: Node) -> Iterator[CheckVerdict]:

@@ -8,19 +8,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from meshwright.doctor.checks import Check, Node
-from meshwright.doctor.devices import int_or_none, text_or_none
+from meshwright.doctor.devices import int_or_none, pci_errors, text_or_none
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits
 from meshwright.units import gbit_per_s_to_bytes_per_s
 
 GROUP = "network"
-ERROR_COUNTERS = (
-    "symbol_error",
-    "link_error_recovery",
-    "link_downed",
-    "port_rcv_errors",
-    "local_link_integrity_errors",
-)
+PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+ERROR_COUNTERS = ("symbol_error", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors")
+
+
+LOSS_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated")
+FEWEST_PACKETS = 1_000_000
+"""Fewer received packets say nothing of the share that is lost."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +34,9 @@ class Port:
     link_layer: str
     firmware: str | None
     num_errors: int
+    num_downs: int | None  # since the driver started
+    lost_ratio: float | None  # packets of RoCE that were lost on their way, of those received
+    width: str  # 4X
     has_routable_address: bool | None  # has a RoCE v2 entry; None on InfiniBand
     pci_link: str | None  # of the card, as it runs: 32.0 GT/s PCIe x16
     highest_pci_link: str | None
@@ -54,6 +57,9 @@ def _port(host: Host, folder: str) -> Port:
     rate = re.match(r"([\d.]+) Gb/sec", text_or_none(host, f"{folder}/rate") or "")
     layer = text_or_none(host, f"{folder}/link_layer") or "unknown"
     counters = [int_or_none(host, f"{folder}/counters/{name}") for name in ERROR_COUNTERS]
+    lost = [int_or_none(host, f"{folder}/hw_counters/{name}") for name in LOSS_COUNTERS]
+    received = int_or_none(host, f"{folder}/counters/port_rcv_packets") or 0
+    width = re.search(r"\((\d+X)\b", text_or_none(host, f"{folder}/rate") or "")
     types = [text_or_none(host, name) for name in host.glob(f"{folder}/gid_attrs/types/*")]
     return Port(
         name=f"{card.rpartition('/')[2]}/{folder.rpartition('/')[2]}",
@@ -63,6 +69,9 @@ def _port(host: Host, folder: str) -> Port:
         link_layer=layer,
         firmware=text_or_none(host, f"{card}/fw_ver"),
         num_errors=sum(c for c in counters if c is not None),
+        num_downs=int_or_none(host, f"{folder}/counters/link_downed"),
+        lost_ratio=sum(filter(None, lost)) / received if received >= FEWEST_PACKETS else None,
+        width=width[1] if width else "",
         has_routable_address="RoCE v2" in types if layer == "Ethernet" and types else None,
         pci_link=_pci_link(host, card, "current"),
         highest_pci_link=_pci_link(host, card, "max"),
@@ -99,6 +108,12 @@ def _states(node: Node) -> Iterator[CheckVerdict]:
 def _rates(node: Node) -> Iterator[CheckVerdict]:
     active = [p for p in _require_ports(node) if p.is_active]
     for port in active:
+        if port.link_layer == "InfiniBand" and port.width == "1X":
+            yield found(
+                "rdma.rate", CheckStatus.WARN, "one lane of four", where=port.name, measured=port.gbit_per_s,
+                unit="Gbit/s", hint=limits()["rdma.rate"].hint,
+            )  # fmt: skip
+            continue
         usual = statistics.median(p.gbit_per_s for p in active if p.model == port.model)
         if usual:
             yield judge("rdma.rate", port.gbit_per_s, expected=usual, where=port.name)
@@ -129,12 +144,37 @@ def _pci_links(node: Node) -> Iterator[CheckVerdict]:
                 where=port.name, measured=port.pci_link, expected=port.highest_pci_link,
                 hint="the slot has fewer or slower lanes than the card, or the card sits badly: seat it, or move it",
             )  # fmt: skip
+        folder = f"/sys/class/infiniband/{port.name.partition('/')[0]}/device"
+        many = limits()["links.errors"].status_of(pci_errors(node.host, folder, "correctable") or 0)
+        if many is not CheckStatus.PASS or pci_errors(node.host, folder, "fatal"):
+            yield found(
+                "rdma.pcie", CheckStatus.WARN, "errors of its PCI link", where=port.name,
+                hint="seat the card, then exchange the riser or the cable",
+            )  # fmt: skip
 
 
 def _errors(node: Node) -> Iterator[CheckVerdict]:
     for port in _require_ports(node):
         if port.is_active:
             yield judge("rdma.errors", port.num_errors, where=port.name)
+            if port.num_downs is not None:
+                yield judge("rdma.link-downs", port.num_downs, where=port.name)
+            if port.lost_ratio is not None:
+                yield judge("rdma.lost-packets", port.lost_ratio, where=port.name)
+
+
+def _peer_memory(node: Node) -> Iterator[CheckVerdict]:
+    """Cards of NVIDIA reach device memory through a kernel module, or through dma-buf of the open driver."""
+    cards = [name for name in node.host.glob("/sys/class/infiniband/*") if "/mlx5" in name]
+    if not cards or not any(d.vendor == "NVIDIA" for d in node.devices.found):
+        return
+    is_open = "Open Kernel Module" in (text_or_none(node.host, "/proc/driver/nvidia/version") or "")
+    loaded = [m for m in PEER_MODULES if node.host.exists(f"/sys/module/{m}")]
+    status = CheckStatus.PASS if is_open or loaded else CheckStatus.WARN
+    yield found(
+        "rdma.peer-memory", status, measured=", ".join(loaded) or ("dma-buf" if is_open else "none"),
+        expected="nvidia_peermem or the open driver", hint="`modprobe nvidia-peermem`, or data go through the host",
+    )  # fmt: skip
 
 
 def _addresses(node: Node) -> Iterator[CheckVerdict]:
@@ -166,5 +206,6 @@ CHECKS: dict[str, Check] = {
     "rdma.pcie": _pci_links,
     "rdma.errors": _errors,
     "rdma.address": _addresses,
+    "rdma.peer-memory": _peer_memory,
     "rdma.firmware": _firmware,
 }

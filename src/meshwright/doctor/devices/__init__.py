@@ -6,6 +6,8 @@ amd       /sys/class/drm and /sys/class/kfd; no command is needed
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from meshwright.doctor.host import Host, Unseen
@@ -51,8 +53,10 @@ class Device:
     expected_scale_up_links: int | None = None
     uncorrected_errors: int | None = None
     corrected_errors: int | None = None
-    is_repair_pending: bool | None = None  # rows will be remapped at the next reset
-    is_repair_failed: bool | None = None
+    is_ecc_off: bool = False  # of a device that has it
+    is_repair_pending: bool = False  # damaged memory will be mapped out at the next reset
+    is_repair_failed: bool = False  # it could not be, or there is more than the maker allows
+    complaints: tuple[str, ...] = ()  # of the driver about the device: it asks for a reset, or reads no value
     slowdowns: tuple[str, ...] = ()  # reasons for a reduced clock
     firmware: str | None = None
     fabric_state: str | None = None  # registration with the switches' manager: "Completed", "In Progress", ...
@@ -71,6 +75,7 @@ class Devices:
     runtime: str | None = None  # "CUDA 12.8", "ROCm 7.0.0"
     tool_seconds: float | None = None
     problem: str | None = None  # reason that the driver or its tool gave no answer
+    warnings: tuple[str, ...] = ()  # of the tool, behind its answer
 
     @property
     def lost(self) -> tuple[str, ...]:
@@ -100,6 +105,19 @@ def addresses_on_bus(host: Host, vendor: str) -> tuple[str, ...]:
         except Unseen:
             continue
     return tuple(found)
+
+
+def hottest(sensors: Iterable[tuple[float | None, float | None]]) -> tuple[float | None, float | None]:
+    """Return the temperature and the limit of the sensor with the least distance; the first one where none has both."""
+    found = list(sensors)
+    whole = [(limit - now, now, limit) for now, limit in found if now is not None and limit]
+    return min(whole)[1:] if whole else found[0]
+
+
+def pci_errors(host: Host, folder: str, kind: str) -> int | None:
+    """Return the PCI errors of a device since it was found. `kind`: correctable, nonfatal, fatal."""
+    match = re.search(r"^TOTAL_ERR_\w+ (\d+)$", text_or_none(host, f"{folder}/aer_dev_{kind}") or "", re.MULTILINE)
+    return int(match[1]) if match else None
 
 
 def int_or_none(host: Host, name: str) -> int | None:

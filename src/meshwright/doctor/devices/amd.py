@@ -19,6 +19,7 @@ from meshwright.doctor.devices import (
     Devices,
     Process,
     addresses_on_bus,
+    hottest,
     int_or_none,
     text_or_none,
 )
@@ -27,6 +28,8 @@ from meshwright.json_values import parse_json
 
 VENDOR = "1002"
 XGMI = 11  # type of a link in the topology of the kernel driver
+ON_A_BOARD = re.compile(r"MI(?:250X?|300[XA]|325X|350X|355X)\b")
+"""Modules that XGMI connects with each other on their board; cards have bridges, which a node may lack."""
 AMD_SMI = ("amd-smi", "static", "--asic", "--bus", "--json")
 ROCM_SMI = ("rocm-smi", "--showproductname", "--showbus", "--json")
 ROCM_VERSION = "/opt/rocm/.info/version"
@@ -41,7 +44,11 @@ def find(host: Host) -> Devices:
     nodes = _topology(host)
     by_address = sorted((_address(host, card), card) for card in cards)
     names, tool_seconds = _names_by_tool(host) if by_address else ({}, None)
-    found = [_device(host, i, c, address, nodes, names.get(address)) for i, (address, c) in enumerate(by_address)]
+    found = [
+        _device(host, i, card, address, nodes, names.get(address))
+        for i, (address, card) in enumerate(by_address)
+        if address in nodes or not nodes  # a card that the compute driver does not have is lost
+    ]
     driver = text_or_none(host, "/sys/module/amdgpu/version")
     problem = None
     if on_bus and not found:
@@ -68,6 +75,8 @@ def _device(
     current, highest = _clocks(host, card)
     node = nodes.get(address, {})
     level = text_or_none(host, f"{card}/power_dpm_force_performance_level")
+    pages = re.findall(r": ([RPF])\s*$", text_or_none(host, f"{card}/ras/gpu_vram_bad_pages") or "", re.MULTILINE)
+    temperature_c, limit_c = hottest(_temperature(host, hwmon, sensor) for sensor in ("temp2", "temp1", "temp3"))
     return Device(
         index=index,
         vendor="AMD",
@@ -81,22 +90,36 @@ def _device(
         utilization_percent=int_or_none(host, f"{card}/gpu_busy_percent"),
         clock_mhz=current,
         highest_clock_mhz=highest,
-        temperature_c=_scaled(host, (f"{hwmon}/temp2_input", f"{hwmon}/temp1_input"), 1e-3),
-        slowdown_temperature_c=_scaled(host, (f"{hwmon}/temp2_crit", f"{hwmon}/temp1_crit"), 1e-3),
+        temperature_c=temperature_c,
+        slowdown_temperature_c=limit_c,
         power_w=_scaled(host, (f"{hwmon}/power1_input", f"{hwmon}/power1_average"), 1e-6),
         power_limit_w=_scaled(host, (f"{hwmon}/power1_cap",), 1e-6),
         default_power_limit_w=_scaled(host, (f"{hwmon}/power1_cap_default", f"{hwmon}/power1_cap_max"), 1e-6),
         pcie_width=int_or_none(host, f"{card}/current_link_width"),
         highest_pcie_width=int_or_none(host, f"{card}/max_link_width"),
         scale_up_links=node.get("links") if len(nodes) > 1 else None,
-        expected_scale_up_links=max(n["links"] for n in nodes.values()) if len(nodes) > 1 else None,
+        expected_scale_up_links=_expected_links(name, nodes),
         uncorrected_errors=_errors(host, card, "ue"),
         corrected_errors=_errors(host, card, "ce"),
+        is_repair_pending="P" in pages,
+        is_repair_failed="F" in pages,
         slowdowns=("performance level is low",) if level == "low" else (),
         firmware=text_or_none(host, f"{card}/vbios_version"),
         partition=_partition(host, card),
         processes=_processes(host, node.get("gpu_id")),
     )
+
+
+def _temperature(host: Host, hwmon: str, sensor: str) -> tuple[float | None, float | None]:
+    """Temperature of a sensor and its critical limit: temp1 edge, temp2 junction, temp3 memory."""
+    return _scaled(host, (f"{hwmon}/{sensor}_input",), 1e-3), _scaled(host, (f"{hwmon}/{sensor}_crit",), 1e-3)
+
+
+def _expected_links(name: str, nodes: dict[str, dict[str, int]]) -> int | None:
+    """Return the number of links that the best device of the node has; modules of a board have one at least."""
+    if len(nodes) < 2:
+        return None
+    return max(1 if ON_A_BOARD.search(name) else 0, *(n["links"] for n in nodes.values()))
 
 
 def _address(host: Host, card: str) -> str:

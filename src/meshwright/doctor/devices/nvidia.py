@@ -8,7 +8,7 @@ from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from meshwright.catalog.lookup import accelerator_with_driver_name
-from meshwright.doctor.devices import Device, Devices, Process, addresses_on_bus, int_or_none, text_or_none
+from meshwright.doctor.devices import Device, Devices, Process, addresses_on_bus, hottest, int_or_none, text_or_none
 from meshwright.doctor.host import Host, Unseen
 from meshwright.units import MIB
 
@@ -26,8 +26,21 @@ ALL_INACTIVE = "all links are inactive"
 """Words of nvidia-smi for a device in place of its links."""
 WITHOUT_LINKS = re.compile(r"PCI-?e|NVL\b|RTX|TITAN|Quadro|\bA(?:10|16|30|40)\b", re.IGNORECASE)
 """Names of cards whose links, if they have any, are bridges that a node may lack."""
+WITHOUT_ECC = re.compile(r"GeForce|RTX|TITAN|Quadro", re.IGNORECASE)
+"""Names of cards whose ECC, if they have it, is off by default or by choice."""
+NO_VALUE = re.compile(r"\[?(?:Unknown Error|ERR!|GPU requires reset|GPU is lost|Reset Required)\]?$", re.IGNORECASE)
+"""Texts that nvidia-smi writes in place of a value of a device that does not answer."""
+MOST_RETIRED_PAGES = 60
+"""NVIDIA, Dynamic page retirement: a device with as many is exchanged."""
 NOTHING = ("", "N/A", "[N/A]", "[Not Supported]", "Requested functionality has been deprecated")
 """Texts that nvidia-smi writes for a missing value."""
+
+
+PENDING = (
+    "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement", "retired_pages/pending_blacklist",
+    "ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending",
+)  # fmt: skip
+FAILED = ("remapped_rows/remapped_row_failure", "ecc_errors/aggregate/sram_threshold_exceeded")
 
 
 def find(host: Host) -> Devices:
@@ -40,7 +53,8 @@ def find(host: Host) -> Devices:
         problem = unseen.reason if on_bus or module else None
         return Devices(on_bus=on_bus, driver=_module_version(module), problem=problem)
     try:
-        log = ElementTree.fromstring(output.stdout)
+        text, end, behind = output.stdout.partition("</nvidia_smi_log>")
+        log = ElementTree.fromstring(text + end)
     except ElementTree.ParseError:
         return Devices(on_bus=on_bus, driver=_module_version(module), problem=output.problem)
     devices = [_device(host, i, gpu) for i, gpu in enumerate(log.iter("gpu"))]
@@ -51,6 +65,7 @@ def find(host: Host) -> Devices:
         driver=_text(log, "driver_version") or _module_version(module),
         runtime=(version := _text(log, "cuda_version")) and f"CUDA {version}",
         tool_seconds=output.seconds,
+        warnings=tuple(filter(None, map(str.strip, behind.splitlines()))),
     )
 
 
@@ -63,6 +78,10 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
     events = events if events is not None else gpu.find("clocks_throttle_reasons")
     power = next((p for n in ("gpu_power_readings", "power_readings") if (p := gpu.find(n)) is not None), None)
     is_mig = _text(gpu, "mig_mode/current_mig") == "Enabled"
+    temperature_c, limit_c = hottest([
+        (_number(gpu, "temperature/gpu_temp"), _slowdown_temperature(gpu)),
+        (_number(gpu, "temperature/memory_temp"), _number(gpu, "temperature/gpu_temp_max_mem_threshold")),
+    ])  # fmt: skip
     return Device(
         index=index,
         vendor="NVIDIA",
@@ -76,8 +95,8 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         utilization_percent=_number(gpu, "utilization/gpu_util"),
         clock_mhz=_number(gpu, "clocks/sm_clock"),
         highest_clock_mhz=_number(gpu, "max_clocks/sm_clock"),
-        temperature_c=_number(gpu, "temperature/gpu_temp"),
-        slowdown_temperature_c=_slowdown_temperature(gpu),
+        temperature_c=temperature_c,
+        slowdown_temperature_c=limit_c,
         power_w=_number(power, "instant_power_draw") or _number(power, "power_draw"),
         power_limit_w=_number(power, "current_power_limit") or _number(power, "power_limit"),
         default_power_limit_w=_number(power, "default_power_limit"),
@@ -86,8 +105,10 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         pcie_generation=_whole(_number(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
         uncorrected_errors=_errors(gpu, "uncorrect"),
         corrected_errors=_errors(gpu, "correctable"),
-        is_repair_pending=_yes(gpu, "remapped_rows/remapped_row_pending"),
-        is_repair_failed=_yes(gpu, "remapped_rows/remapped_row_failure"),
+        is_ecc_off=_text(gpu, "ecc_mode/current_ecc") == "Disabled" and not WITHOUT_ECC.search(name),
+        is_repair_pending=any(_text(gpu, path) == "Yes" for path in PENDING),
+        is_repair_failed=any(_text(gpu, path) == "Yes" for path in FAILED) or _retired_pages(gpu) >= MOST_RETIRED_PAGES,
+        complaints=_complaints(gpu),
         slowdowns=_slowdowns(events),
         firmware=_text(gpu, "vbios_version"),
         partition="MIG" if is_mig else None,
@@ -104,6 +125,25 @@ def _slowdown_temperature(gpu: Element) -> float | None:
     if own is not None or limit is None or now is None:
         return own
     return now + limit - (_number(gpu, "temperature/gpu_temp_slow_tlimit_threshold") or 0.0)
+
+
+def _retired_pages(gpu: Element) -> float:
+    return sum(_as_number(e.text) or 0.0 for e in gpu.iterfind("retired_pages/*/retired_count"))
+
+
+def _complaints(gpu: Element) -> tuple[str, ...]:
+    """Return what the driver says of a device that programs cannot use, or whose fabric has not its full rate."""
+    found = [f"{e.tag}: {(e.text or '').strip()}" for e in gpu.iter() if NO_VALUE.match((e.text or "").strip())][:1]
+    if (action := _text(gpu, "gpu_recovery_action")) not in (None, "None", "Unknown"):
+        found.append(f"recovery action: {action}")
+    found += [name for name in ("reset_required",) if _text(gpu, f"gpu_reset_status/{name}") == "Yes"]
+    if _text(gpu, "compute_mode") == "Prohibited":
+        found.append("compute mode: Prohibited")
+    for e in gpu.iterfind("fabric/health/*"):
+        text = (e.text or "").strip()
+        if text in ("Unhealthy", "Degraded", "Limited Capacity") or (text == "True" and e.tag != "partition_assigned"):
+            found.append(f"fabric {e.tag}: {text}")
+    return tuple(found)
 
 
 def _processes(host: Host, gpu: Element) -> tuple[Process, ...] | None:
@@ -150,6 +190,7 @@ def _errors(gpu: Element, kind: str) -> int | None:
         return None
     is_wanted = (lambda tag: "uncorrect" in tag) if kind == "uncorrect" else (lambda tag: "_correctable" in tag)
     counts = [_as_number(e.text) for e in volatile.iter() if is_wanted(e.tag)]
+    counts.append(_number(volatile, f"{'double' if kind == 'uncorrect' else 'single'}_bit/total"))  # Volta and before
     known = [c for c in counts if c is not None]
     return int(sum(known)) if known else None
 
@@ -198,8 +239,3 @@ def _whole(value: float | None) -> int | None:
 def _mib(element: Element, path: str) -> int | None:
     value = _number(element, path)
     return None if value is None else int(value * MIB)
-
-
-def _yes(element: Element, path: str) -> bool | None:
-    text = _text(element, path)
-    return None if text is None else text == "Yes"
