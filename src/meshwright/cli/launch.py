@@ -46,6 +46,7 @@ def run(
     devices_per_node: int | None,
     max_restarts: int,
     resume: bool,
+    numa: bool,
     force: bool,
     as_json: bool,
     **special: Any,
@@ -67,6 +68,7 @@ def run(
         devices_per_node=devices_per_node,
         max_restarts=max_restarts,
         resume=resume,
+        numa=numa,
     )
     if folder is None and "rendezvous" in given:
         raise InputError(
@@ -210,6 +212,7 @@ def request_for(
     devices_per_node: int | None,
     max_restarts: int,
     resume: bool,
+    numa: bool,
 ) -> tuple[LaunchRequest, Dispatch]:
     """The run with its command, nodes and environment; and the files and commands that start it at `place`."""
     run = _with_plan(run)
@@ -244,6 +247,7 @@ def request_for(
         max_restarts=max_restarts,
         checkpoints=run.train.checkpoint and run.train.checkpoint.folder,
         resume=resume,
+        numa=site.numa or numa,
     )  # fmt: skip
     return request, _dispatch(place, request, site, given, here=here)
 

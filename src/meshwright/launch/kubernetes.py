@@ -274,7 +274,7 @@ def _pod(
 def _command(request: LaunchRequest, settings: KubernetesSettings) -> list[str]:
     argv = (
         settings.python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes),
-        "--nproc-per-node", str(request.devices_per_node), *script(request.argv),
+        *request.torchrun_options, *script(request.argv),
     )  # fmt: skip
     return [_literal(argument) for argument in argv]
 

@@ -24,7 +24,7 @@ def dispatch(request: LaunchRequest, *, python: str, rendezvous: str | None) -> 
     assignments = [f"{name}={value}" for name, value in variables.items()]
     command = (
         *(("env", *assignments) if assignments else ()), python, "-m", "meshwright.engines.torchrun",
-        *_rendezvous_options(request, rendezvous), "--nproc-per-node", str(request.devices_per_node),
+        *_rendezvous_options(request, rendezvous), *request.torchrun_options,
         "--max-restarts", str(request.max_restarts),
         "--signals-to-handle", "SIGTERM,SIGINT,SIGUSR1", *script(request.argv),
     )  # fmt: skip

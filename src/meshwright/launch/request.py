@@ -36,6 +36,13 @@ class LaunchRequest:
     max_restarts: int = 0
     checkpoints: str | None = None  # their folder; None: the run saves none
     resume: bool = False  # resume from the newest checkpoint of an earlier job
+    numa: bool = False  # bind each process to the NUMA node of its device
+
+    @property
+    def torchrun_options(self) -> tuple[str, ...]:
+        """Options that torchrun has wherever it runs."""
+        binding = ("--numa-binding", "node") if self.numa else ()
+        return ("--nproc-per-node", str(self.devices_per_node), *binding)
 
     @property
     def num_processes(self) -> int:

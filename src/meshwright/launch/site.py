@@ -100,6 +100,7 @@ class Site(_Section):
     rdma_devices: str | None = None
     gid_index: int | None = Field(default=None, ge=0)
     python: str | None = None  # the interpreter on every host
+    numa: bool = False  # bind each process to the NUMA node of its device
     slurm: SlurmSite = SlurmSite()
     kubernetes: KubernetesSite = KubernetesSite()
 

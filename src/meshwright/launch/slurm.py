@@ -10,6 +10,7 @@ A requeued job resumes from its checkpoints, because MESHWRIGHT_RESTARTS counts 
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Iterator
@@ -33,6 +34,7 @@ OWN_OPTIONS = (
     "--output", "--error", "--open-mode", "--chdir", "--exclude", "--job-name", "--array",
 )  # fmt: skip
 TIME = re.compile(r"((?P<days>\d+)-)?\d+(:\d\d){0,2}")
+UNLIMITED = ("unlimited", "infinite")
 
 LISTENING = """\
 step=
@@ -163,7 +165,8 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
     ]  # fmt: skip
     if site.cpus_per_task is not None:
         srun.append(f"--cpus-per-task={site.cpus_per_task}")
-    inner = [settings.python if argument == "python" else argument for argument in request.argv]
+    binding = ("python", "-m", "meshwright.engines.bound") if request.numa else ()
+    inner = [settings.python if argument == "python" else argument for argument in (*binding, *request.argv)]
     if site.container is not None:
         # An image's variables override those of the host
         inner = ["env", *(f"{v.name}={v.value}" for v in request.environment), *inner]
@@ -262,20 +265,24 @@ elif [[ $code -eq {STOPPED_EXIT_CODE} || ($is_asked == yes && $code -gt 128) ]];
 """
 
 
-def _seconds(time: str) -> int:
+def _seconds(time: str) -> float:
     """Return the seconds of a time limit as sbatch reads it: minutes, MM:SS, HH:MM:SS, D-HH, D-HH:MM, D-HH:MM:SS.
 
-    >>> _seconds("90"), _seconds("1:30"), _seconds("1-02")
-    (5400, 90, 93600)
+    Zero, UNLIMITED and INFINITE ask for no limit.
+
+    >>> _seconds("90"), _seconds("1:30"), _seconds("1-02"), _seconds("0")
+    (5400, 90, 93600, inf)
     """
+    if time.lower() in UNLIMITED:
+        return math.inf
     if not (found := TIME.fullmatch(time)):
-        raise InputError("time", got=time, allowed="minutes, HH:MM:SS or D-HH:MM:SS")
+        raise InputError("time", got=time, allowed="minutes, HH:MM:SS, D-HH:MM:SS or UNLIMITED")
     parts = [int(part) for part in time.rpartition("-")[2].split(":")]
     if found["days"] or len(parts) == 3:
         hours, minutes, seconds = (*parts, 0, 0)[:3]
     else:
         hours, (minutes, seconds) = 0, (*parts, 0)[:2]
-    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
+    return ((int(found["days"] or 0) * 24 + hours) * 60 + minutes) * 60 + seconds or math.inf
 
 
 def _pattern(path: Path) -> str:

@@ -49,6 +49,12 @@ def test_a_dry_run_tells_everything_and_leaves_nothing(place, num_nodes, files, 
     assert sorted(Path.cwd().iterdir()) == before
 
 
+def test_torchrun_binds_processes_to_the_nodes_of_their_devices(meshwright, run_file):
+    place = ("--on", "local", "--set", "cluster=mi355x-8x1", "--set", "parallel.data_shard=8")
+    (command,) = meshwright("launch", run_file, *place, *DRY, "--numa", "--json").json["commands"]
+    assert command[command.index("--numa-binding") + 1] == "node"
+
+
 def test_out_writes_the_files_of_a_dry_run(meshwright, run_file):
     outcome = meshwright("launch", run_file, "--on", "slurm", *DRY, "--out", "first")
     assert outcome.exit_code == 0, outcome.stderr

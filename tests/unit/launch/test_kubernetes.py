@@ -100,12 +100,33 @@ def test_a_trainjob_starts_the_runtime_of_its_own_content(request_there):
     assert len(runtimes) == 2
 
 
+@pytest.mark.parametrize("kind", list(KubernetesJobKind))
+def test_torchrun_binds_the_processes_of_pods(kind, request_there):
+    for numa in (False, True):
+        manifest = str(documents(request_there(numa=numa), settings(USUAL, kind)))
+        assert ("'--numa-binding', 'node'" in manifest) is numa
+
+
+MODELS = {
+    "ConfigMap": "IoK8sApiCoreV1ConfigMap",
+    "JobSet": "JobsetV1alpha2JobSet",
+    "TrainingRuntime": "TrainerV1alpha1TrainingRuntime",
+    "TrainJob": "TrainerV1alpha1TrainJob",
+}
+
+
+@pytest.mark.parametrize("kind", list(KubernetesJobKind))
 @pytest.mark.parametrize("site", [USUAL, FULL], ids=["usual", "full"])
-def test_kubeflows_own_classes_read_the_trainjob_whole(site, request_there):
+def test_the_projects_own_classes_read_the_documents_whole(site, kind, request_there):
+    """Kubernetes, JobSet and Kubeflow Trainer, generated from their APIs; of a PyTorchJob the pods."""
     models = pytest.importorskip("kubeflow_trainer_api.models")
-    _, runtime, job = documents(request_there(), settings(site, KubernetesJobKind.TRAINJOB))
-    for document, model in ((runtime, models.TrainerV1alpha1TrainingRuntime), (job, models.TrainerV1alpha1TrainJob)):
-        assert model.from_dict(document).to_dict() == document
+    for document in documents(request_there(), settings(site, kind)):
+        if document["kind"] == "PyTorchJob":
+            pods = [replica["template"] for replica in document["spec"]["pytorchReplicaSpecs"].values()]
+            read = [models.IoK8sApiCoreV1PodTemplateSpec.from_dict(pod).to_dict() for pod in pods]
+            assert read == pods
+        else:
+            assert getattr(models, MODELS[document["kind"]]).from_dict(document).to_dict() == document
 
 
 def test_secrets_scheduler_and_annotations_reach_the_pods(request_there):

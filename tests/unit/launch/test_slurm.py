@@ -82,7 +82,13 @@ def test_devices_are_requested_once(make_request):
     assert "no devices are requested" in " ".join(dispatch(make_request(vendor=None), settings(USUAL)).notes)
 
 
-@pytest.mark.parametrize("time", ["3", "2:01", "1:00:00", "1-00", "1-00:30"])
+def test_processes_are_bound_before_the_engine_starts(make_request):
+    text = script(make_request(numa=True), settings(USUAL))
+    assert "\n  python3 -m meshwright.engines.bound python3 -m meshwright train " in text
+    assert "meshwright.engines.bound" not in script(make_request(), settings(USUAL))
+
+
+@pytest.mark.parametrize("time", ["3", "2:01", "1:00:00", "1-00", "1-00:30", "0", "00:00:00", "UNLIMITED", "infinite"])
 def test_a_time_limit_with_room_to_save_is_taken(time, make_request):
     assert f"#SBATCH --time={time}\n" in script(make_request(), settings(USUAL.model_copy(update={"time": time})))
 

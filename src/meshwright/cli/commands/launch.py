@@ -52,19 +52,20 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @count_option("--max-restarts", low=0, default=3, help="Number of restarts after failures.")
 @click.option("--resume", is_flag=True, help="Continue from the newest checkpoint in the run's folder, if any.")
+@click.option("--numa", is_flag=True, help="Bind each process to the NUMA node of its device.")
 @click.option("--force", is_flag=True, help="Overwrite the results of another training in --out.")
 @click.option("--rendezvous", metavar="HOST:PORT", help="local: rendezvous endpoint on one of the hosts.")
 @click.option("--partition", metavar="NAME", help="slurm: partition.")
 @click.option("--account", metavar="NAME", help="slurm: account to charge.")
 @click.option("--qos", metavar="NAME", help="slurm: quality of service.")
-@click.option("--time", metavar="D-HH:MM:SS", help="slurm: time limit.")
+@click.option("--time", metavar="D-HH:MM:SS", help="slurm: time limit; 0 or UNLIMITED for none.")
 @click.option("--container", metavar="IMAGE", help="slurm: container image to run in.")
 @click.option(
     "--directive", "directives", metavar="--NAME=VALUE", multiple=True,
     help="slurm: another option of sbatch. May be repeated.",
 )  # fmt: skip
 @click.option("--wait", is_flag=True, help="slurm: wait for the end; the exit code is the run's.")
-@click.option("--kind", type=click.Choice(["pytorchjob", "jobset"]), help="kubernetes: kind of resource.")
+@click.option("--kind", type=click.Choice(["pytorchjob", "jobset", "trainjob"]), help="kubernetes: kind of resource.")
 @click.option("--image", metavar="IMAGE", help="kubernetes: container image.")
 @click.option("--namespace", metavar="NAME", help="kubernetes: namespace.")
 @click.option(
