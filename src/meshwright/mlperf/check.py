@@ -16,10 +16,11 @@ from meshwright.mlperf.check_clock import clock_findings
 from meshwright.mlperf.check_evaluations import evaluation_findings, global_batch
 from meshwright.mlperf.check_system import submitted_system, system_findings
 from meshwright.mlperf.check_values import absent_keys, not_yet, value_findings
-from meshwright.mlperf.findings import CheckFinding, check_rules
+from meshwright.mlperf.findings import CheckFinding, check_rules, finding
 from meshwright.mlperf.log import RunLog, read_log
-from meshwright.mlperf.score import result_files, rules_of, score_logs
+from meshwright.mlperf.score import result_files, rules_at, rules_of, score_logs
 
+CADENCE = ("cadence-first", "cadence-interval")
 _OTHER_FILES = (
     "scaling.json", "package_checker_params", "power",
     "set.json", "run.yaml", "system.json", "records", "runs", ".lock",  # of `mlperf run`, and not packaged
@@ -85,8 +86,24 @@ def log_findings(log: RunLog, rules: Benchmark) -> list[CheckFinding]:
         return found
     found += clock_findings(log, rules)
     if log.value("submission_division") != "open":
-        found += evaluation_findings(log, rules)
+        found += _allowed_again(log, list(evaluation_findings(log, rules)), rules)
     return found
+
+
+def _allowed_again(log: RunLog, found: list[CheckFinding], rules: Benchmark) -> list[CheckFinding]:
+    """One warning for errors of cadence in a run of an earlier round that keeps the cadence of that round."""
+    start = log.first("run_start")
+    cadence = [f for f in found if f.rule in CADENCE]
+    if not cadence or not rules.official or start is None:
+        return found
+    try:
+        own = rules_at(rules.name, start.time_ms)[0]
+    except InputError:  # the benchmark is newer than the run
+        return found
+    if own.round == rules.round or any(f.rule in CADENCE for f in evaluation_findings(log, own)):
+        return found
+    again = finding(log, "resubmitted", f"the evaluations have the cadence of round {own.round}", start)
+    return [again, *(f for f in found if f.rule not in CADENCE)]
 
 
 def set_findings(
@@ -94,33 +111,33 @@ def set_findings(
 ) -> Iterator[CheckFinding]:
     """Findings of a set of runs."""
 
-    def finding(rule: str, message: str) -> CheckFinding:
+    def of_set(rule: str, message: str) -> CheckFinding:
         return CheckFinding(file=folder.name, line=None, rule=rule, message=message)
 
     if len(logs) != rules.runs and not unfinished:
-        yield finding("result-count", f"{len(logs)} result files, a score needs {rules.runs}")
+        yield of_set("result-count", f"{len(logs)} result files, a score needs {rules.runs}")
     others = [p.name for p in folder.iterdir() if p not in {log.path for log in logs} and p.name not in _OTHER_FILES]
     if others:
-        yield finding("result-names", f"other files: {', '.join(sorted(others)[:6])}")
+        yield of_set("result-names", f"other files: {', '.join(sorted(others)[:6])}")
     for key in ("division", "status", "org", "platform"):
         values = {repr(r.value) for log in logs if (r := log.last(f"submission_{key}")) is not None}
         if len(values) > 1:
-            yield finding("set-system", f"submission_{key} is {', '.join(sorted(values)[:4]):.160}")
+            yield of_set("set-system", f"submission_{key} is {', '.join(sorted(values)[:4]):.160}")
     closed = any(log.value("submission_division") != "open" for log in logs)
     if closed:
         yield from _seeds(logs)
     yield from _copies(logs)
     batches = {b for log in logs if (b := global_batch(log)) is not None}
     if len(batches) > 1:
-        yield finding("set-batch", f"global batch sizes {', '.join(map(str, sorted(batches)))}")
+        yield of_set("set-batch", f"global batch sizes {', '.join(map(str, sorted(batches)))}")
     for key in rules.hyperparameters:
         values = {repr(log.value(key)) for log in logs if log.last(key) is not None}
         if len(values) > 1 and key != "global_batch_size" and key != "train_samples":
-            yield finding("set-hyperparameters", f"{key} is {', '.join(sorted(values)[:4]):.160}")
+            yield of_set("set-hyperparameters", f"{key} is {', '.join(sorted(values)[:4]):.160}")
     if closed and rules.rcp is not None and len(logs) >= rules.runs and len(batches) == 1:
         score = score_logs(logs, rules, folder=folder)
         if not score.test.passes:
-            yield finding("set-rcp", score.test.message)
+            yield of_set("set-rcp", score.test.message)
 
 
 def _seeds(logs: Sequence[RunLog]) -> Iterator[CheckFinding]:

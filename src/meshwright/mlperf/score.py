@@ -218,10 +218,11 @@ def rules_of(
     started = [r.time_ms for log in logs if (r := log.first("run_start") or log.first("init_start")) is not None]
     if not started:
         raise InputError("neither the folder nor a date says the round", got=str(folder), hint="--round 5.1")
-    return _by_date(name, min(started), folders)
+    return rules_at(name, min(started), folders)
 
 
-def _by_date(name: str, time_ms: float, folders: Sequence[Path]) -> tuple[Benchmark, str]:
+def rules_at(name: str, time_ms: float, folders: Sequence[Path] = ()) -> tuple[Benchmark, str]:
+    """Rules of the first round that was published after a time, and that day."""
     try:
         day = datetime.fromtimestamp(time_ms / 1000, tz=UTC).date().isoformat()
     except (OverflowError, ValueError, OSError) as error:

@@ -14,22 +14,22 @@ FOLDER = Path(__file__).parent
 
 
 class SyntheticLog:
-    """Records of a correct llama2_70b_lora or llama31_8b run; tests change them and write them."""
+    """Records of a correct run of CADENCES' benchmarks; tests change them and write them."""
 
     def __init__(
         self, *, benchmark: str = "llama2_70b_lora", batch: int = 8, evaluations: int = 5, seed: int = 1
     ) -> None:
-        self.benchmark, self.clock = benchmark, 1_760_000_000_000 + 10_000_000 * seed
+        start_ms, values, interval, target = CADENCES[benchmark]
+        self.benchmark, self.clock = benchmark, start_ms + 10_000_000 * seed
         self.rows: list[dict[str, Any]] = []
-        lora = benchmark == "llama2_70b_lora"
-        interval = -(-(384 if lora else 12288) // batch) * batch
-        skipped = int(0.125 * batch + 2) if lora else 0
+        interval = -(-interval // batch) * batch
+        skipped = int(0.125 * batch + 2) if benchmark == "llama2_70b_lora" else 0
         self.add("cache_clear", True)
         self.add("init_start", None, event="INTERVAL_START")
         for key, value in {
             "submission_benchmark": benchmark, "submission_org": "Reference", "submission_division": "closed",
             "submission_status": "onprem", "submission_platform": "1xTest", "seed": 1000 + seed,
-            "global_batch_size": batch, "gradient_accumulation_steps": 1, **(LORA if lora else SMALL),
+            "global_batch_size": batch, "gradient_accumulation_steps": 1, **values,
         }.items():  # fmt: skip
             self.add(key, value)
         self.add("init_stop", None, after=60_000, event="INTERVAL_END")
@@ -42,7 +42,6 @@ class SyntheticLog:
             self.add("block_stop", None, after=step * 350 + seed, samples=samples, event="INTERVAL_END")
             self.add("eval_start", None, samples=samples, event="INTERVAL_START")
             last = number == evaluations - 1
-            target = 0.925 if lora else 3.3
             self.add(
                 "eval_accuracy",
                 (target - 0.001 if last else target + 0.1 / (number + 1)) - 1e-7 * seed,
@@ -103,6 +102,18 @@ SMALL = {
     "opt_adamw_beta_1": 0.9, "opt_adamw_beta_2": 0.95, "opt_adamw_epsilon": 1e-05, "opt_adamw_weight_decay": 0.1,
     "opt_gradient_clip_norm": 1.0, "max_steps": 1200000,
 }  # fmt: skip
+
+
+LARGE = SMALL | {
+    "train_samples": 1574207408, "eval_samples": 5760, "opt_base_learning_rate": 8e-5, "opt_end_learning_rate": 8e-7,
+    "opt_learning_rate_warmup_steps": 8000, "opt_learning_rate_decay_steps": 1192000, "init_checkpoint_step": 0,
+}  # fmt: skip
+CADENCES = {
+    "llama2_70b_lora": (1_760_000_000_000, LORA, 384, 0.925),
+    "llama31_8b": (1_760_000_000_000, SMALL, 12_288, 3.3),
+    "llama31_405b": (1_745_000_000_000, LARGE, 46_080, 5.6),  # of round 5.0
+}
+"""Milliseconds of the start, hyperparameters, samples between evaluations, target."""
 
 
 @pytest.fixture

@@ -66,6 +66,33 @@ def each(*changes: Change) -> Change:
     return change
 
 
+def test_the_cadence_of_an_earlier_round_is_allowed_in_logs_of_that_time():
+    """As two sets of Llama 3.1 405B from round 5.0 in round 5.1 (training_rules.adoc, Results Resubmission)."""
+    log = SyntheticLog(benchmark="llama31_405b", batch=1152, evaluations=6)
+    assert rules_broken(log, round_="5.0") == {}
+    assert set(rules_broken(log, round_="5.1")) == {"resubmitted"}
+    assert check_rules()["resubmitted"].severity == "warning"
+    log.rows = [row | {"time_ms": row["time_ms"] + 15_000_000_000} for row in log.rows]  # half a year later
+    assert {"cadence-first", "cadence-interval"} <= set(rules_broken(log, round_="5.1"))
+
+
+def test_an_earlier_log_with_the_cadence_of_no_round():
+    log = SyntheticLog(benchmark="llama31_405b", batch=1152, evaluations=6)
+    half_of_the_evaluations(log)
+    assert "cadence-interval" in rules_broken(log, round_="5.1")
+
+
+def test_a_quotient_of_warm_up_steps_is_its_ceiling():
+    """9142.857142857143 at batch 1008, as a published set of round 5.1 has it."""
+    log = SyntheticLog(benchmark="llama31_405b", batch=1008, evaluations=6)
+    log.row("opt_base_learning_rate")["value"] = 7e-5
+    log.row("opt_learning_rate_warmup_steps")["value"] = 8000 * 1152 / 1008
+    log.row("opt_learning_rate_decay_steps")["value"] = 1_371_429 - 9143
+    assert set(rules_broken(log, round_="5.1")) == {"resubmitted"}
+    log.row("opt_learning_rate_warmup_steps")["value"] = 9100
+    assert "hyperparameter" in rules_broken(log, round_="5.1")
+
+
 def half_of_the_evaluations(log: SyntheticLog) -> None:
     evaluations = [e["metadata"]["samples_count"] for e in log.rows_of("eval_accuracy")]
     gone = evaluations[1::2]
@@ -449,7 +476,7 @@ def test_every_rule_is_broken_by_a_test() -> None:
     elsewhere = {
         "log-syntax", "log-empty", "samples-in-epochs", "disclosure-missing", "disclosure-value", "disclosure-name",
         "devices", "platform-nodes", "system-description", "result-count", "result-names", "run-copied", "set-batch",
-        "set-hyperparameters", "set-rcp", "set-system", "seed-repeated",
+        "set-hyperparameters", "set-rcp", "set-system", "seed-repeated", "resubmitted",
     }  # fmt: skip
     assert named | elsewhere == check_rules().keys()
 
