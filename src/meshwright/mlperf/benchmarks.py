@@ -7,7 +7,7 @@ of the same form in any folder: `official = false`, own reference convergence po
     title, kind, official, runs, sources
     [model]            catalogue name, sequence_length (tokens), start
     [data]             data sets of training and evaluation
-    [target]           metric, value; smaller is better
+    [target]           metric, value; smaller is better, or more than it with is_higher_better
     [evaluation]       interval, skip (formulas over global_batch_size, in sequences), samples
     [convergence]      allowed_early_samples
     [hyperparameters]  logged key -> value | formula | bounds; a key with neither is free
@@ -93,6 +93,7 @@ class Benchmark:
     runs: int  # N of a score
     target: float
     metric: str
+    is_higher_better: bool = False  # of an accuracy, which must exceed the target; a loss may equal it
     evaluation: EvaluationRule
     hyperparameters: Mapping[str, RuleOfHyperparameter]
     sequence_length: int | None = None
@@ -121,9 +122,11 @@ class Benchmark:
         """Sequences before the first evaluation."""
         return self.interval(global_batch_size) * (1 + self.skipped(global_batch_size))
 
-    def reached(self, loss: float) -> bool:
-        """Return True if `loss` meets the target; a loss that is not positive and finite never does."""
-        return is_number(loss) and 0.0 < loss <= self.target
+    def reached(self, value: float) -> bool:
+        """Return True if a loss or an accuracy meets the target; one that is not positive and finite never does."""
+        if not is_number(value):
+            return False
+        return self.target < value <= 1.0 if self.is_higher_better else 0.0 < value <= self.target
 
     def _count(self, formula: str, global_batch_size: int, *, least: int) -> int:
         value = evaluate_formula(formula, {"global_batch_size": global_batch_size})
@@ -212,6 +215,7 @@ def _benchmark(path: Path, row: dict[str, Any], round: str) -> Benchmark:
         runs=int(row["runs"]),
         target=float(row["target"]["value"]),
         metric=row["target"]["metric"],
+        is_higher_better=bool(row["target"].get("is_higher_better", False)),
         evaluation=evaluation,
         hyperparameters=rules,
         sequence_length=row.get("model", {}).get("sequence_length"),

@@ -23,7 +23,7 @@ class SyntheticLog:
         self.benchmark, self.clock = benchmark, start_ms + 10_000_000 * seed
         self.rows: list[dict[str, Any]] = []
         interval = -(-interval // batch) * batch
-        skipped = int(0.125 * batch + 2) if benchmark == "llama2_70b_lora" else 0
+        skipped = {"llama2_70b_lora": int(0.125 * batch + 2), "qwen35_397b_grpo": 17}.get(benchmark, 0)
         self.add("cache_clear", True)
         self.add("init_start", None, event="INTERVAL_START")
         for key, value in {
@@ -108,7 +108,21 @@ LARGE = SMALL | {
     "train_samples": 1574207408, "eval_samples": 5760, "opt_base_learning_rate": 8e-5, "opt_end_learning_rate": 8e-7,
     "opt_learning_rate_warmup_steps": 8000, "opt_learning_rate_decay_steps": 1192000, "init_checkpoint_step": 0,
 }  # fmt: skip
+GRPO = {
+    "train_samples": 17_398, "eval_samples": 251, "max_sequence_length": 65536, "init_checkpoint_step": 0,
+    "max_steps": 60,
+    "opt_name": "adamw", "opt_base_learning_rate": 1e-6, "opt_adamw_beta_1": 0.9, "opt_adamw_beta_2": 0.999,
+    "opt_adamw_epsilon": 1e-8, "opt_adamw_weight_decay": 0.0, "opt_gradient_clip_norm": 0.125,
+    "opt_learning_rate_warmup_steps": 0, "opt_learning_rate_decay_schedule": "constant",
+    "generation_training_rollout_temperature": 1.0, "generation_training_rollout_top_p": 1.0,
+    "generation_validation_rollout_temperature": 0.1, "generation_validation_rollout_top_p": 0.95,
+    "num_prompts_per_step": 16, "num_generations_per_prompt": 16, "config_filename": "grpo.sh",
+    "lowest_numerical_precision_in_linear": "fp8", "lowest_numerical_precision_in_attn": "bfloat16",
+    "lowest_numerical_precision_in_comm": "bfloat16", "tensor_parallelism": 4, "pipeline_parallelism": 1,
+    "context_parallelism": 1, "expert_parallelism": 8, "micro_batch_size": 1,
+}  # fmt: skip
 CADENCES = {
+    "qwen35_397b_grpo": (1_790_000_000_000, GRPO, 256, 0.6),
     "llama2_70b_lora": (1_760_000_000_000, LORA, 384, 0.925),
     "llama31_8b": (1_760_000_000_000, SMALL, 12_288, 3.3),
     "llama31_405b": (1_745_000_000_000, LARGE, 46_080, 5.6),  # of round 5.0

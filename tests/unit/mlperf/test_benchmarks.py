@@ -17,7 +17,7 @@ from meshwright.mlperf.benchmarks import (
 )
 from meshwright.mlperf.formulas import evaluate_formula
 
-MLPERF = ("deepseekv3_671b", "gpt_oss_20b", "llama2_70b_lora", "llama31_405b", "llama31_8b")
+MLPERF = ("deepseekv3_671b", "gpt_oss_20b", "llama2_70b_lora", "llama31_405b", "llama31_8b", "qwen35_397b_grpo")
 
 
 def test_suites_of_the_rounds() -> None:
@@ -25,8 +25,8 @@ def test_suites_of_the_rounds() -> None:
     assert suites == {
         "5.0": {"llama2_70b_lora", "llama31_405b"},
         "5.1": {"llama2_70b_lora", "llama31_405b", "llama31_8b"},
-        "6.0": set(MLPERF),
-        "6.1": {"llama2_70b_lora", "llama31_8b", "gpt_oss_20b", "deepseekv3_671b"},
+        "6.0": set(MLPERF) - {"qwen35_397b_grpo"},
+        "6.1": set(MLPERF) - {"llama31_405b"},
     }
     assert set(MLPERF) <= set(benchmark_names())
 
@@ -46,6 +46,8 @@ def test_suites_of_the_rounds() -> None:
         ("gpt_oss_20b", "6.0", 64, 12288, 12288),
         ("deepseekv3_671b", "6.0", 16384, 16384, 16384),
         ("deepseekv3_671b", "6.1", 16384, 16384 * 43, 16384),
+        ("qwen35_397b_grpo", "6.1", 256, 256 * 18, 256),
+        ("qwen35_397b_grpo", "6.1", 1024, 1024 * 7, 1024),
     ],
 )  # fmt: skip
 def test_cadence(name: str, round_: str, batch: int, first: int, interval: int) -> None:
@@ -72,6 +74,12 @@ def test_target_and_runs(name: str, round_: str, runs: int, target: float) -> No
     assert not rules.reached(float("nan"))
     assert rules.rcp is not None
     assert rules.rcp.is_file()
+
+
+def test_an_accuracy_is_better_when_it_is_higher() -> None:
+    rules = load_benchmark("qwen35_397b_grpo", "6.1")
+    assert (rules.runs, rules.target) == (3, 0.69)
+    assert [v for v in (0.0, 0.5, 0.69, 0.6901, 1.0, 1.1, float("nan"), True) if rules.reached(v)] == [0.6901, 1.0]
 
 
 def test_exception_of_v60() -> None:

@@ -76,6 +76,21 @@ def test_the_cadence_of_an_earlier_round_is_allowed_in_logs_of_that_time():
     assert {"cadence-first", "cadence-interval"} <= set(rules_broken(log, round_="5.1"))
 
 
+def test_reinforcement_learning_is_checked_as_the_official_checker_does(tmp_path):
+    log = SyntheticLog(benchmark="qwen35_397b_grpo", batch=256, evaluations=3)
+    for row, accuracy in zip(log.rows_of("eval_accuracy"), (0.61, 0.65, 0.7), strict=True):
+        row["value"] = accuracy
+    assert rules_broken(log, round_="6.1") == {}
+    if package_version() is not None:
+        assert official_check([log.write(tmp_path / "result_0.txt")], load_benchmark("qwen35_397b_grpo", "6.1")).passes
+    log.rows_of("eval_accuracy")[0]["value"] = 0.71
+    assert set(rules_broken(log, round_="6.1")) == {"target-first"}
+    log.rows_of("eval_accuracy")[0]["value"], log.row("eval_accuracy")["value"] = 0.61, 0.69
+    assert "target" in rules_broken(log, round_="6.1")
+    log.row("num_prompts_per_step")["value"] = 32
+    assert "hyperparameter" in rules_broken(log, round_="6.1")
+
+
 def test_an_earlier_log_with_the_cadence_of_no_round():
     log = SyntheticLog(benchmark="llama31_405b", batch=1152, evaluations=6)
     half_of_the_evaluations(log)
