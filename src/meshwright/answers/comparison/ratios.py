@@ -3,7 +3,8 @@
     ratio       r_i = side / baseline where higher is better, baseline / side where lower is: above 1 is better
     interval    of log r_i. Fewer than 30 samples: Student's t of each side, combined as Behrens and Fisher do; a
                 bootstrap of so few is too narrow. More: percentile bootstrap, both sides are resampled (Efron &
-                Tibshirani 1993, section 13.3). Fewer than three runs of a side: no interval and no verdict
+                Tibshirani 1993, section 13.3). Steps of one training follow each other: medians of up to five parts of
+                them count (batch means; Law 2015, section 9.5.3). Fewer than three runs of a side: no verdict
     mean        exp(mean log r_i) over the workloads of one metric; its interval resamples three or more workloads,
                 and one workload has the interval of its ratio
     whole time  time of the baseline for one unit of each workload over the other side's time
@@ -31,6 +32,8 @@ MAX_DRAWN = 4_000_000
 FEWEST_RESAMPLES = 200
 FEWEST_SAMPLES, FEWEST_OF_BOOTSTRAP = 3, 30
 """Fewer samples say nothing of their spread, and there is no interval; fewer of the second have Student's t."""
+MOST_PARTS, FEWEST_STEPS_OF_PART = 5, 3
+STEP = "step"
 RUNS = ("run", "repeat", "record")
 """Kinds of samples (`SideValue.sampled`) whose spread is the one between runs."""
 MAX_MATCHED = 10_000
@@ -192,6 +195,10 @@ def _log_draws(value: SideValue, stream: int) -> NDArray[np.float64] | None:
     """Resampled values over the value itself, as logarithms; None where nothing is known about the spread."""
     random = np.random.default_rng([RANDOM_STATE, stream])
     samples = np.array([s for s in value.samples if math.isfinite(s) and s > 0])
+    if value.sampled == STEP and len(samples) >= FEWEST_SAMPLES * FEWEST_STEPS_OF_PART:
+        parts = np.array_split(samples, min(MOST_PARTS, len(samples) // FEWEST_STEPS_OF_PART))
+        error = np.std([math.log(np.median(part)) for part in parts], ddof=1) / math.sqrt(len(parts))
+        return random.standard_t(len(parts) - 1, RESAMPLES) * error
     if FEWEST_SAMPLES <= len(samples) < FEWEST_OF_BOOTSTRAP and value.statistic is not Statistic.MAXIMUM:
         error = np.log(samples).std(ddof=1) / math.sqrt(len(samples))
         if value.statistic is Statistic.MEDIAN:

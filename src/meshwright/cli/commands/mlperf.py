@@ -428,7 +428,8 @@ command = verb_group(
     "mlperf",
     about="""Run, check and score benchmarks of MLPerf Training, and proxies of the same shape.
 
-Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b and llama31_405b ship for the rounds 5.0 to 6.1. A
+Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b, llama31_405b and (checked and scored alone)
+qwen35_397b_grpo ship for the rounds 5.0 to 6.1. A
 further benchmark is a TOML file of the same form in a folder that --benchmarks names.""",
     verbs={"Runs": [run], "Results": [check, score, compare, rcp, package]},
     examples=[

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks import compare_verdicts
 from meshwright.answers.comparison.ratios import Verdict, geometric_mean, mean_ratios, paired
 from meshwright.answers.comparison.sides import MEMORY, THROUGHPUT, TIME_TO_TRAIN, Evidence, Side, SideValue, Statistic
 
@@ -69,7 +72,7 @@ def test_the_interval_covers_the_true_ratio_about_as_often_as_it_says():
 
 
 @pytest.mark.parametrize("statistic", [Statistic.MEAN, Statistic.MEDIAN])
-@pytest.mark.parametrize(("ours", "theirs"), [(2, 3), (3, 3), (3, 10), (5, 5), (10, 10)])
+@pytest.mark.parametrize(("ours", "theirs"), [(2, 3), (3, 3), (3, 10), (4, 4), (5, 5), (6, 9), (10, 10)])
 def test_two_samples_of_one_thing_are_seldom_told_apart(statistic, ours, theirs):
     """A/A: at most 5 % of the verdicts are false, of 300 at most 28 with a chance of 0.9995."""
     random = np.random.default_rng([11, ours, theirs])
@@ -83,6 +86,38 @@ def test_two_samples_of_one_thing_are_seldom_told_apart(statistic, ours, theirs)
         (mean,) = mean_ratios(*sides)
         false += mean.ratios[0].verdict is not Verdict.TIE
     assert false <= (28 if ours > 2 else 0)
+
+
+@pytest.mark.parametrize("num_steps", [10, 60, 200])
+def test_two_trainings_whose_steps_follow_each_other_are_seldom_told_apart(num_steps):
+    """A slow step follows a slow one: neighbours correlate by 0.5. As independent steps, 14 to 18 % are."""
+    random = np.random.default_rng([13, num_steps])
+    false = 0
+    for _ in range(200):
+        sides = []
+        for _ in range(2):
+            noise = random.normal(0, 1, num_steps)
+            for i in range(1, num_steps):
+                noise[i] = 0.5 * noise[i - 1] + math.sqrt(1 - 0.5**2) * noise[i]
+            steps = tuple(np.exp(0.02 * noise))
+            sides.append(side("s", {"w": statistics.median(steps)}, samples={"w": steps}, sampled="step"))
+        (mean,) = mean_ratios(*sides)
+        false += mean.ratios[0].verdict is not Verdict.TIE
+    assert false <= 22  # 5 % is 10 of 200; more than 22 have a chance of 0.0002
+
+
+def test_the_guides_table_is_of_this_program():
+    """Each false share is below 5 %; one cell of each kind is simulated again, with other random numbers."""
+    text = (Path(__file__).parents[4] / "docs/guides/compare.md").read_text(encoding="utf-8")
+    rows = {int(m[1]): [float(c) / 100 for c in re.findall(r"([\d.]+)%", m[2])]
+            for m in re.finditer(r"^\| (\d+) \|((?: [\d.]+% \|){6})$", text, re.MULTILINE)}  # fmt: skip
+    assert list(rows) == list(compare_verdicts.NUM_RUNS)
+    assert all(max(cells[:2]) < 0.05 for cells in rows.values())
+    for column, (num_runs, shift) in {1: (5, 0.0), 3: (6, 2.0), 4: (4, 3.0)}.items():
+        share = compare_verdicts.verdict_share(
+            num_runs=num_runs, shift=shift, statistic=Statistic.MEDIAN, num_trials=300, state=2
+        )
+        assert share == pytest.approx(rows[num_runs][column], abs=0.1)
 
 
 def test_five_runs_tell_a_difference_of_three_standard_deviations():
