@@ -55,13 +55,15 @@ class InspectedKernel:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Faults: a spill without a stated reason, more traffic than needed."""
+        """Faults: a spill without a stated reason, more traffic than needed, GEMMs without matrix instructions."""
         where = f"{self.kernel} [{self.tile}] on {self.architecture}"
         found = []
         if self.spilled_bytes > _allowed_spills().get((self.kernel, self.tile, self.architecture), 0):
             found.append(f"{where} spills {self.spilled_bytes} bytes a thread")
         if self.is_memory_bound and self.moved_bytes > MOST_TRAFFIC * self.least_bytes:
             found.append(f"{where} moves {self.moved_bytes / self.least_bytes:.2f} times the least bytes")
+        if not self.is_memory_bound and not self.matrix_instructions:
+            found.append(f"{where} has no matrix instruction ({architectures()[self.architecture].matrix_instruction})")
         return tuple(found)
 
 

@@ -21,18 +21,21 @@ SCRIPT = """
 import dataclasses, json, sys
 from meshwright.kernels import inspection
 sources = inspection.kernel_sources()
-if sys.argv[1:]:
+names, chosen = json.loads(sys.argv[1])
+if chosen:
+    sources = [s for s in sources if s.name in chosen]
+elif names:
     first = {s.op: s for s in reversed(sources)}.values()
     sources = [dataclasses.replace(s, tiles=s.tiles[:1]) for s in first]
-rows = inspection.inspect(sources, names=sys.argv[1:])
+rows = inspection.inspect(sources, names=names)
 print(json.dumps([dataclasses.asdict(row) | {"faults": row.faults} for row in rows]))
 """
 
 
-def inspected(*names: str) -> list[dict]:
-    """Rows of all kernels; with `names` of architectures: of one kernel of each operation, with its first tile."""
+def inspected(*names: str, kernels: list[str] | None = None) -> list[dict]:
+    """Rows of `kernels`, or of all; with `names` of architectures alone: one of each operation, with its first tile."""
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    command = [sys.executable, "-W", "error", "-c", SCRIPT, *names]
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, json.dumps([names, kernels or []])]
     return json.loads(subprocess.run(command, env=environment, capture_output=True, check=True).stdout)
 
 
@@ -52,6 +55,14 @@ def test_a_kernel_of_each_operation_compiles_for_nvidia_and_amd():
     modules = {OPERATIONS[row["op"]].kernels for row in rows}
     assert modules == {op.kernels for op in OPERATIONS.values() if op.kernels is not None}
     check(rows)
+
+
+@pytest.mark.when_touched  # compiles four kernels
+def test_the_backward_pass_of_latent_attention_uses_matrix_instructions():
+    rows = inspected("sm90", "sm100", kernels=[f"attention_{of}_gradient_192_128_ranges" for of in ("query", "key")])
+    assert len(rows) == 4
+    for row in rows:
+        assert (row["faults"], row["spilled_bytes"], row["matrix_instructions"] > 0) == ([], 0, True), row
 
 
 @pytest.mark.slow  # the test above compiles one kernel of each operation, for two of the four
@@ -89,7 +100,8 @@ def test_a_spill_and_needless_traffic_are_faults(monkeypatch):
     assert row_of().faults == ()
     assert "spills 8 bytes" in row_of(spilled_bytes=8).faults[0]
     assert "1.20 times" in row_of(moved_bytes=12).faults[0]
-    assert row_of(moved_bytes=12, is_memory_bound=False).faults == ()
+    assert row_of(moved_bytes=12, is_memory_bound=False, matrix_instructions=1).faults == ()
+    assert "no matrix instruction (wgmma)" in row_of(is_memory_bound=False).faults[0]
     monkeypatch.setattr(inspection, "_allowed_spills", lambda: {("k", "t", "sm90"): 8})
     assert row_of(spilled_bytes=8).faults == ()
     assert row_of(spilled_bytes=9).faults != ()

@@ -50,13 +50,14 @@ TILES = {
     (FORWARD, 256): (_tiles(64, 32, warps=8, on=NVIDIA), _tiles(64, 16, warps=8, on=AMD)),
     (QUERIES, 64): (_tiles(64, 64, warps=4),),
     (QUERIES, 128): (_tiles(64, 32, warps=4, on=NVIDIA), _tiles(64, 16, warps=8, on=AMD)),
-    (QUERIES, 256): (_tiles(32, 32, warps=8, on=NVIDIA), _tiles(32, 16, warps=4, on=AMD)),
+    (QUERIES, 256): (_tiles(64, 32, warps=8, on=NVIDIA), _tiles(32, 16, warps=4, on=AMD)),
     (KEYS, 64): (_tiles(32, 64, warps=4),),
     (KEYS, 128): (_tiles(32, 64, warps=8, on=NVIDIA), _tiles(32, 64, warps=4, stages=1, on=AMD)),
-    (KEYS, 256): (_tiles(32, 32, warps=8, on=NVIDIA), _tiles(16, 32, warps=4, stages=1, on=AMD)),
+    (KEYS, 256): (_tiles(16, 64, warps=8, on=NVIDIA), _tiles(16, 32, warps=4, stages=1, on=AMD)),
 }
 """Tiles by kernel and the wider of KP and VP, 64 at least: large tiles that do not spill in Triton 3.4 and
-3.9. A thread of AMD's devices has 512 registers with 4 warps and 256 with 8."""
+3.9. A thread of AMD's devices has 512 registers with 4 warps and 256 with 8. Matrix instructions of NVIDIA's take
+64 rows, of queries in one gradient and of keys in the other."""
 DELTA_ROWS = 64
 WIDEST = 256
 

@@ -87,6 +87,7 @@ def compare(got, tensors, grad, *, factor=2.0, **options):
 )
 @example(keys=70, fewer=1, kind="window", heads=(4, 2), widths=(24, 8), cap=2.0, has_sinks=True, seed=1)
 @example(keys=70, fewer=0, kind="causal", heads=(3, 1), widths=(16, 16), cap=0.0, has_sinks=False, seed=2)
+@example(keys=70, fewer=0, kind="documents", heads=(1, 1), widths=(192, 128), cap=0.0, has_sinks=False, seed=3)
 def test_kernels_against_float64(dtype, keys, fewer, kind, heads, widths, cap, has_sinks, seed):
     queries = max(0, keys - fewer)
     ranges = some_ranges(kind, batch=2, queries=queries, keys=keys, seed=seed)
