@@ -45,8 +45,8 @@ def inspect(*, ops: tuple[str, ...], names: tuple[str, ...], as_json: bool) -> N
     registers of a thread, bytes that it spills, shared memory (LDS) of a block, occupancy, matrix instructions, and the
     bytes of device memory moved over the least possible.
 
-    Exits with 1 where a kernel spills without a stated reason, where a memory-bound kernel moves more than 1.1 times the
-    least, or where a compute-bound kernel has no matrix instruction.
+    Exits with 1 where a kernel spills without a stated reason, where a memory-bound kernel moves more than 1.1 times
+    the least, or where a compute-bound kernel has no matrix instruction.
     """
     for kind, given, known in (("operation", ops, OPERATIONS), ("architecture", names, architectures())):
         for name in given:
