@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.engines.key_classes import key_classes
 
@@ -39,11 +39,20 @@ ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 """Options that latent attention has without YARN, where Megatron refuses fused rotations."""
 
 
+KINDS = ("read", "without_effect", "unestimated", "not_carried")
+"""Tables of forks with names of options."""
+
+
+@cache
+def forks() -> list[dict[str, Any]]:
+    """Return the tables of `forks.toml`."""
+    return tomllib.loads(Path(__file__).with_name("forks.toml").read_text(encoding="utf-8"))["forks"]
+
+
 @cache
 def names_of_forks(*kinds: str) -> dict[str, str]:
     """Return the options of forks, of these kinds in `forks.toml` or of all, with the number of their values."""
-    forks = tomllib.loads(Path(__file__).with_name("forks.toml").read_text(encoding="utf-8"))["forks"]
-    found = [names for fork in forks for kind, names in fork.items() if kind != "source" and kind in (kinds or fork)]
+    found = [names for fork in forks() for kind, names in fork.items() if kind in (kinds or KINDS)]
     return {name: takes for names in found for name, takes in names.items()}
 
 
@@ -54,7 +63,12 @@ def is_harmless(name: str) -> bool:
 
 def has_a_class(name: str) -> bool:
     """Return True if option `name` stands in a table: no other note is needed if nothing reads it."""
-    return is_harmless(name) or name in KEYS.unestimated or name in KERNELS | EXPERTS
+    return (
+        is_harmless(name)
+        or name in KEYS.unestimated
+        or name in KERNELS | EXPERTS
+        or name in names_of_forks("unestimated")
+    )
 
 
 def may_be_unknown(name: str) -> bool:
@@ -66,7 +80,7 @@ def unestimated(options: MegatronOptions) -> list[str]:
     """Return the unread `options` in which the run differs from its estimate, as they are given, and absent ones."""
     found, kernels = [], KERNELS | EXPERTS
     for name, option in list(options.unread.items()):
-        if name not in KEYS.unestimated and name not in kernels:
+        if name not in KEYS.unestimated and name not in kernels and name not in names_of_forks("unestimated"):
             continue
         values = " ".join(option.values)
         expected = kernels.get(name)

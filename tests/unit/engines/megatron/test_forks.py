@@ -184,13 +184,9 @@ def test_variables_in_yaml_of_options(tmp_path):
         imported(f"{path} fast")
 
 
-def test_megatron_deepspeed_is_one_reason(tmp_path):
-    with pytest.raises(InputError, match="calls Megatron-DeepSpeed, which has other options: got '--deepspeed'"):
-        imported(script(tmp_path, "--deepspeed --deepspeed_config ds.json --zero-stage 1"))
-
-
 def test_a_placeholder_of_several_words(tmp_path):
     run, notes = imported(script(tmp_path, "--save $SAVED --save-interval 5", before='SAVED="<your path>"'))
     assert (run.train.checkpoint.folder, "--save <your" in notes) == ("checkpoints", True)
+    imported(script(tmp_path, "--merge-file $FILE", before='FILE="<folder of files>/merges.txt"'))
     with pytest.raises(InputError, match="--seed cannot be expanded, a placeholder stands for it: got '<any number>'"):
         imported(script(tmp_path, "--seed $SEED", before='SEED="<any number>"'))

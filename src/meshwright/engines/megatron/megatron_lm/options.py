@@ -19,6 +19,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.engines.megatron.megatron_lm.dialects import translated
 from meshwright.engines.megatron.megatron_lm.yaml_arguments import text_of, yaml_arguments
 from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
@@ -33,6 +34,7 @@ YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".s
 RENAMED_LATER = {"cuda-graph-modules": "cuda-graph-scope"}
 """Options of releases after core_v0.16.1 by their earlier names."""
 
+SHOWN = 4  # options of another program
 UNDEFINED = "it has a variable"
 PLACEHOLDER = re.compile(r"<[^<>]*>")
 PLACEHOLDER_REASON = "a placeholder stands for it"
@@ -163,11 +165,11 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     path = Path(parts[0])
     at = next((k for k, part in enumerate(parts) if part.startswith("--")), len(parts))
     given, more = parts[1:at], [Word(text=part, line=0) for part in parts[at:]]
-    text = text_of(path)
+    text, documents = text_of(path), ()
     is_yaml = path.suffix in YAML_ENDINGS
     if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
         call = script_call(text, path=path, given=given)
-        arguments, notes = [*call.arguments], call.notes
+        arguments, notes, documents = [*call.arguments], call.notes, call.documents
     elif is_yaml:
         arguments, notes = yaml_arguments(text, path=path, given=given), ()
     elif given:
@@ -175,11 +177,9 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     else:
         arguments, notes = _plain_arguments(text, path=path), ()
     ignored = [name.removeprefix("--") for name in ignore]
-    if of_deepspeed := next((word.text for word in arguments if word.text.startswith("--deepspeed")), ""):
-        hint = "write the run with options of Megatron-LM, or import its DeepSpeed file beside one of a trainer"
-        raise InputError(f"{path} calls Megatron-DeepSpeed, which has other options", got=of_deepspeed, hint=hint)
-    found = parse([*arguments, *more], path=path, ignore=ignored)
-    return MegatronOptions(found, path=path, notes=(*notes, *refusals.ignored_note(ignored)))
+    words, of_forks = translated([*arguments, *more], path=path, documents=documents)
+    found = parse(words, path=path, ignore=ignored)
+    return MegatronOptions(found, path=path, notes=(*notes, *of_forks, *refusals.ignored_note(ignored)))
 
 
 def split_source(source: str) -> list[str]:
@@ -253,6 +253,9 @@ def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) ->
         option = Option(values=tuple(one.text for one in values), line=word.line, unknown=unknown)
         found[RENAMED_LATER.get(name, name)] = option
     refusals.unknown_keys(ignored, known, program="Megatron-LM", ignore=ignore)
+    foreign = [f"--{name}" for name in found if name not in known]
+    if len(foreign) > max(SHOWN, len(found) // 2):
+        raise InputError(f"{path} calls a program with other options than Megatron-LM", got=", ".join(foreign[:SHOWN]))
     if problems:
         message = "\n".join(dict.fromkeys(problem.message for problem in problems))
         hints = dict.fromkeys(problem.hint for problem in problems if problem.hint)
@@ -307,6 +310,6 @@ def _problem(name: str, values: list[Word], *, takes: str | None, where: str, pa
     shown = " ".join(one.text for one in values) or None
     if (takes == "nothing") != (not values):
         return InputError(f"{where}: --{name} takes {'no value' if takes == 'nothing' else 'a value'}", got=shown)
-    if takes == "one" and len(values) > 1 and not PLACEHOLDER.fullmatch(shown or ""):
+    if takes == "one" and len(values) > 1 and len(PLACEHOLDER.sub("x", shown or "").split()) > 1:
         return InputError(f"{where}: --{name} takes one value", got=shown)
     return None

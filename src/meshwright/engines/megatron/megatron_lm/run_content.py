@@ -155,8 +155,10 @@ def _steps(options: MegatronOptions, *, global_batch: int) -> tuple[dict[str, An
     """Return the `train` section, except for losses, and the `optimizer` section."""
 
     def steps_of(name: str) -> int:
-        samples = options.integer(f"{name}-samples", 0)
-        return options.integer(f"{name}-iters", samples // global_batch)
+        samples, tokens = (options.integer(f"{name}-{unit}", 0) for unit in ("samples", "tokens"))
+        steps = options.integer(f"{name}-iters", samples // global_batch)
+        of_tokens = tokens // (global_batch * options.integer("seq-length", 1))
+        return min(steps or of_tokens, of_tokens) if tokens and name == "train" else of_tokens or steps
 
     steps = steps_of("train")
     scheduled = steps_of("lr-decay") or steps

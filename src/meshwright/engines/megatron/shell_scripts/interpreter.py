@@ -64,10 +64,11 @@ Status = bool | None  # of a command; None: it depends on files or programs
 
 @dataclass(kw_only=True)
 class Findings:
-    """Arguments of each training program, and commands that were not followed."""
+    """Arguments of each training program, commands that were not followed, and here-documents that `cat` copies."""
 
     calls: list[list[Word]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    documents: list[str] = field(default_factory=list)
     num_commands: int = 0
 
 
@@ -459,6 +460,7 @@ class Interpreter:
         """Follow a command that may run a training program."""
         name = words[0].text.rpartition("/")[2]
         if name in NEVER_RUNNING:
+            self.found.documents += [self._document_text(one.parts) for one in command.documents]
             return
         inner = shell_text(words, command.documents)
         if inner is not None:

@@ -38,10 +38,11 @@ INSTEAD = "or put echo before torchrun in a copy, run that, and import what it p
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCall:
-    """The arguments of the training program, and what of the script was not followed."""
+    """The arguments of the training program, what of the script was not followed, and the texts of files it writes."""
 
     arguments: tuple[Word, ...]
     notes: tuple[str, ...]
+    documents: tuple[str, ...] = ()
 
 
 def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCall:
@@ -80,7 +81,7 @@ def _only_call(found: Findings, path: Path) -> ScriptCall:
         if other != first:
             lines = " and ".join(str(found.calls[m][0].line) if found.calls[m] else "?" for m in (0, k))
             raise InputError(f"{path} calls the training program with different arguments: lines {lines}", hint=INSTEAD)
-    return ScriptCall(arguments=tuple(found.calls[0]), notes=tuple(found.notes))
+    return ScriptCall(arguments=tuple(found.calls[0]), notes=tuple(found.notes), documents=tuple(found.documents))
 
 
 def slurm_values(text: str) -> dict[str, ShellValue]:

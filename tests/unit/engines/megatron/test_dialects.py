@@ -1,0 +1,119 @@
+"""Options of forks and of earlier releases are read as those of Megatron-LM that stand for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.unit.engines.megatron.test_forks import script
+from tests.unit.engines.megatron.test_importing import imported
+
+from meshwright.engines.megatron.megatron_lm.arguments import known_names
+from meshwright.engines.megatron.megatron_lm.dialects import translated
+from meshwright.engines.megatron.shell_scripts.syntax import Word
+from meshwright.engines.megatron.unestimated import forks
+from meshwright.errors import InputError
+from meshwright.specs.plan import Offload, Recompute, Sharding
+
+DEEPSPEED = "--deepspeed --deepspeed_config ds.json"
+
+
+def test_every_meaning_has_options_of_megatron():
+    meanings = [text for fork in forks() for text in fork.get("means", {}).values()]
+    named = {word.removeprefix("--") for text in meanings for word in text.split() if word.startswith("--")}
+    assert len(meanings) > 40
+    assert named <= known_names(later=True).keys()
+
+
+def test_options_of_earlier_releases(tmp_path):
+    run, notes = imported(script(tmp_path, "--DDP-impl local --data-impl mmap --checkpoint-activations"))
+    assert run.plan.recompute is Recompute.FULL
+    assert "checkpoint-activations" not in notes
+    call = "--activations-checkpoint-method block --activations-checkpoint-num-layers 2"
+    assert imported(script(tmp_path, call))[0].plan.recompute_layers == 2
+    with pytest.raises(InputError, match="--DDP-impl has a value that is not read: got 'torch', allowed: local"):
+        imported(script(tmp_path, "--DDP-impl torch"))
+    with pytest.raises(InputError, match="--DDP-impl cannot be expanded, it is not set"):
+        imported(script(tmp_path, "--DDP-impl $IMPLEMENTATION"))
+
+
+@pytest.mark.parametrize(
+    ("stage", "sharding"),
+    [
+        ("0", Sharding.NONE), ("1", Sharding.OPTIMIZER), ("2", Sharding.GRADIENTS), ("3", Sharding.PARAMETERS),
+    ],
+)  # fmt: skip
+def test_the_stage_of_zero(stage, sharding, tmp_path):
+    run, notes = imported(script(tmp_path, f"{DEEPSPEED} --zero-stage {stage}"))
+    assert run.plan.sharding is sharding
+    assert f"ds.json of DeepSpeed is not here: --zero-stage {stage} is taken" in notes
+
+
+def test_settings_of_deepspeed_that_a_script_writes_decide(tmp_path):
+    document = """ZERO=2
+cat <<EOT > ds.json
+{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": $ZERO%s}}
+EOT"""
+    run, notes = imported(script(tmp_path, f"{DEEPSPEED} --zero-stage 1", before=document % ""))
+    assert run.plan.sharding is Sharding.GRADIENTS
+    assert "--zero-stage 1 has no effect: DeepSpeed's settings say 2" in notes
+    offloaded = document % ', "offload_optimizer": {"device": "cpu"}'
+    assert imported(script(tmp_path, DEEPSPEED, before=offloaded))[0].plan.offload is Offload.OPTIMIZER
+    with pytest.raises(InputError, match="weights that DeepSpeed offloads"):
+        imported(script(tmp_path, DEEPSPEED, before=document % ', "offload_param": {"device": "nvme"}'))
+    with pytest.raises(InputError, match=r"the stage of ZeRO is in ds\.json, which is not here") as caught:
+        imported(script(tmp_path, DEEPSPEED))
+    assert "--zero-stage 1" in caught.value.hint
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1}}', encoding="utf-8")
+    assert imported(script(tmp_path, DEEPSPEED))[0].plan.sharding is Sharding.OPTIMIZER
+
+
+def test_options_of_megatron_deepspeed(tmp_path):
+    call = f"{DEEPSPEED} --zero-stage 0 --num-experts 1 --num-key-value-heads 2 --ds-sequence-parallel-size 2"
+    run, notes = imported(script(tmp_path, f"{call} --train-tokens 10240 --lr-warmup-tokens 2048"))
+    assert (run.model.attention.num_kv_heads, run.plan.context, run.model.experts) == (2, 2, None)
+    tokens = run.global_batch * run.sequence_length
+    assert (run.train.steps, run.optimizer.warmup_steps) == (min(10, 10240 // tokens), 2048 // tokens)
+    assert "--cp-comm-type a2a" in notes
+    for mixture in ("--num-experts 64", "--num-experts 2 4"):
+        with pytest.raises(InputError, match="--num-experts has a value that is not read"):
+            imported(script(tmp_path, f"{call} {mixture}"))
+    assert imported(script(tmp_path, "--num-experts 4 --moe-router-topk 2"))[0].model.experts.num_experts == 4
+
+
+def test_a_norm_in_the_words_of_megatron_deepspeed(tmp_path):
+    for name, has_bias in (("layernorm", True), ("rmsnorm", False)):
+        run, _ = imported(script(tmp_path, f"{DEEPSPEED} --zero-stage 1 --normalization {name}"))
+        assert run.model.norm_bias is has_bias
+
+
+def test_heads_and_vocabularies_of_bigcode(tmp_path):
+    call = "--attention-head-type multiquery --pad-vocab-size-to 512 --tokenizer-type TokenizerFromFile"
+    run, _ = imported(script(tmp_path, call))
+    assert run.model.attention.num_kv_heads == 1
+    with pytest.raises(InputError, match="--attention-head-type has a value that is not read: got 'multi'"):
+        imported(script(tmp_path, "--attention-head-type multi"))
+
+
+def test_options_with_underscores_and_with_an_equals_sign():
+    words = [Word(text=text, line=1) for text in ("--hidden_size=64", "--seq_length", "32", "--wholly_unknown", "1")]
+    found, _ = translated(words, path=Path("x.sh"))
+    assert [word.text for word in found] == ["--hidden-size=64", "--seq-length", "32", "--wholly_unknown", "1"]
+
+
+def test_layers_of_megatron_llm_have_no_biases_unless_asked(tmp_path):
+    path = tmp_path / "megatron_lm.args"
+    lines = ["num_layers 4", "hidden_size 64", "num_attention_heads 4", "seq_length 32", "max_position_embeddings 32",
+             "micro_batch_size 1", "lr 1e-3", "vocab_size 512", "use_rms_norm", "num_attention_heads_kv 2",
+             "position_embedding_type rotary"]  # fmt: skip
+    for more, has_biases in ([], False), (["use_bias"], True):
+        path.write_text("\n".join(f"--{line}" for line in [*lines, *more]), encoding="utf-8")
+        model = imported(str(path))[0].model
+        assert (model.attention.bias, model.norm_bias, model.attention.num_kv_heads) == (has_biases, False, 2)
+
+
+def test_another_program_is_one_reason(tmp_path):
+    path = tmp_path / "train.sh"
+    path.write_text("torchrun train.py --hidden_width 64 --num_heads 4 --dataset c4 --model_type x --train_on 1")
+    with pytest.raises(InputError, match="calls a program with other options than Megatron-LM: got '--hidden_width"):
+        imported(str(path))
