@@ -96,9 +96,9 @@ def test_heads_and_vocabularies_of_bigcode(tmp_path):
 
 
 def test_options_with_underscores_and_with_an_equals_sign():
-    words = [Word(text=text, line=1) for text in ("--hidden_size=64", "--seq_length", "32", "--wholly_unknown", "1")]
+    words = [Word(text=text, line=1) for text in ("--min_lr=64", "--seq_length", "32", "--wholly_unknown", "1")]
     found, _ = translated(words, path=Path("x.sh"))
-    assert [word.text for word in found] == ["--hidden-size=64", "--seq-length", "32", "--wholly_unknown", "1"]
+    assert [word.text for word in found] == ["--min-lr=64", "--seq-length", "32", "--wholly_unknown", "1"]
 
 
 def test_layers_of_megatron_llm_have_no_biases_unless_asked(tmp_path):
