@@ -112,6 +112,65 @@ def test_layers_of_megatron_llm_have_no_biases_unless_asked(tmp_path):
         assert (model.attention.bias, model.norm_bias, model.attention.num_kv_heads) == (has_biases, False, 2)
 
 
+MINDSPEED = "--use-fused-rmsnorm --handler-name x --tokenizer-name-or-path $T"
+
+
+def test_layers_of_mindspeed_that_do_nothing(tmp_path):
+    before = 'T="your tokenizer path"'
+    call = f"{MINDSPEED} --num-layers 8 --noop-layers 6,7 --pipeline-model-parallel-size 2 --vocab-size 512"
+    run, notes = imported(script(tmp_path, call, before=before))
+    assert (run.model.num_layers, run.plan.layers_per_stage) == (6, (4, 2))
+    assert "handler" not in notes
+    listed = call.replace("--noop-layers 6,7", "--num-layer-list 3,5")
+    assert imported(script(tmp_path, listed, before=before))[0].plan.layers_per_stage == (3, 5)
+    for wrong in ("--noop-layers 8", "--noop-layers x", "--num-layer-list 3,6", "--num-layer-list 8"):
+        with pytest.raises(InputError, match=f"{wrong.split()[0]} does not"):
+            imported(script(tmp_path, call.replace("--noop-layers 6,7", wrong), before=before))
+
+
+def test_mixtures_of_mindspeed(tmp_path):
+    call = (
+        f"{MINDSPEED} --num-layers 4 --num-experts 8 --moe-router-topk 2 --moe-intermediate-size 32 "
+        "--moe-layer-freq -1 --moe-router-load-balancing-type softmax_topk --n-shared-experts 2 --vocab-size 512"
+    )
+    experts = imported(script(tmp_path, f"{call} --first-k-dense-replace 1 --norm-topk-prob"))[0].model.experts
+    assert (experts.num_dense_layers, experts.num_shared, experts.ffn_hidden) == (1, 2, 32)
+    assert experts.normalize_top_k
+    experts = imported(script(tmp_path, f"{call} --first-k-dense-replace -1"))[0].model.experts
+    assert (experts.num_dense_layers, experts.normalize_top_k) == (0, False)
+    with pytest.raises(InputError, match="--moe-router-load-balancing-type has a value that is not read"):
+        imported(script(tmp_path, call.replace("softmax_topk", "group_limited_greedy")))
+    with pytest.raises(InputError, match="--spec names a description of the run"):
+        imported(script(tmp_path, f"{call} --spec mindspeed_llm.tasks.models.spec.gemma2_spec layer_spec"))
+    run, _ = imported(script(tmp_path, f"{call} --spec mindspeed_llm.tasks.models.spec.qwen3_spec layer_spec"))
+    assert run.model.experts is not None
+
+
+def test_scaled_positions_of_mindspeed(tmp_path):
+    llama = "--rope-scaling-type llama3 --rope-scaling-factor 8.0 --low-freq-factor 1.0 --high-freq-factor 4.0"
+    run, _ = imported(script(tmp_path, f"{MINDSPEED} {llama} --original-max-position-embeddings 8192 --vocab-size 512"))
+    assert (run.model.rope.factor, run.model.rope.original_context) == (8, 8192)
+    with pytest.raises(InputError, match="positions that run files cannot express: got 'rope, yarn'"):
+        imported(script(tmp_path, f"{MINDSPEED} --rope-scaling-type yarn --rope-scaling-factor 4 --vocab-size 512"))
+
+
+def test_variables_that_nothing_sets_are_left_out_as_the_shell_does(tmp_path):
+    run, notes = imported(script(tmp_path, "--bf16 $MOE_ARGS ${MORE[@]} --seed 3"))
+    assert (run.train.seed, "$MOE_ARGS is not set and is left out" in notes) == (3, True)
+    for before in ("[ $1 = x ] && MORE=--swiglu", "if [ $1 = x ]; then\n  MORE+=(--swiglu)\nfi", "read -r MORE"):
+        with pytest.raises(InputError, match=r"cannot be expanded|MORE"):
+            imported(script(tmp_path, "--bf16 $MORE --seed 3", before=before))
+    with pytest.raises(InputError, match="cannot be expanded, it is not set"):
+        imported(script(tmp_path, "--bf16 $MORE", before="source absent.sh"))
+
+
+def test_a_program_in_a_folder_that_is_the_output_of_commands(tmp_path):
+    call = script(tmp_path, "--seed 4", before="base=$(cd `dirname $0`; cd ../../; pwd)")
+    path = Path(call)
+    path.write_text(path.read_text().replace("python pretrain_gpt.py", "torchrun $base/pretrain_gpt.py"))
+    assert imported(call)[0].train.seed == 4
+
+
 def test_another_program_is_one_reason(tmp_path):
     path = tmp_path / "train.sh"
     path.write_text("torchrun train.py --hidden_width 64 --num_heads 4 --dataset c4 --model_type x --train_on 1")

@@ -30,7 +30,8 @@ def translated(words: Sequence[Word], *, path: Path, documents: Iterable[str] = 
     names = {_name(group) for group in groups}
     if names & {*DEEPSPEED}:
         groups, notes = _with_zero(groups, path=path, documents=documents)
-    applying = [fork for fork in forks() if not fork.get("where_given") or names & {*fork["where_given"]}]
+    given = names | {" ".join((_name(group), *(value.text for value in _values(group)))) for group in groups}
+    applying = [fork for fork in forks() if not fork.get("where_given") or given & {*fork["where_given"]}]
     means = {key: text for fork in applying for key, text in fork.get("means", {}).items()}
     absent = [fork["absent"] for fork in applying if "absent" in fork]
     added = [

@@ -74,6 +74,14 @@ def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | st
     return catalogue_name(section) or section
 
 
+def idle_layers(options: MegatronOptions) -> list[int]:
+    """Return the layers of --num-layers, from 0, that do nothing: with them, stages of MindSpeed-LLM are equal."""
+    numbers = [part for part in options.text("noop-layers").split(",") if part]
+    if not all(part.isdecimal() and int(part) < options.integer("num-layers", 0) for part in numbers):
+        raise InputError("--noop-layers does not name layers", got=",".join(numbers), allowed="numbers from 0")
+    return sorted({int(part) for part in numbers})
+
+
 def _shapes(options: MegatronOptions) -> dict[str, Any]:
     for required in ("num-layers", "hidden-size", "num-attention-heads"):
         if options.integer(required, 0) < 1:
@@ -94,7 +102,7 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
             options.note(f"--{dropout} {rate:g} is not carried over: there is no dropout")
     return {
         "hidden": hidden,
-        "num_layers": options.integer("num-layers", 0),
+        "num_layers": options.integer("num-layers", 0) - len(idle_layers(options)),
         "vocab": _vocab(options),
         "attention": _attention(options, hidden=hidden) | {"bias": has_biases or has_qkv_biases},
         "ffn_hidden": options.integer("ffn-hidden-size", width),
@@ -238,7 +246,8 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
 
 def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any]:
     width = options.integer("moe-ffn-hidden-size", section["ffn_hidden"])
-    shared = options.integer("moe-shared-expert-intermediate-size", 0)
+    shared = width * options.integer("n-shared-experts", 0)  # of MindSpeed-LLM
+    shared = options.integer("moe-shared-expert-intermediate-size", shared)
     router = options.text("moe-router-score-function", "softmax")
     before = options.flag("moe-router-pre-softmax")
     is_biased = options.flag("moe-router-enable-expert-bias")
@@ -251,11 +260,11 @@ def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any
         "num_experts": options.integer("num-experts", 0),
         "top_k": options.integer("moe-router-topk", 2),
         "ffn_hidden": width,
-        "num_dense_layers": _dense_layers(options, section["num_layers"]),
+        "num_dense_layers": _dense_layers(options),
         "router": router,
         "num_groups": options.integer("moe-router-num-groups", 0),
         "groups_per_token": options.integer("moe-router-group-topk", 0),
-        "normalize_top_k": router == "sigmoid" or not before,
+        "normalize_top_k": router == "sigmoid" or options.flag("norm-topk-prob") or not before,
         "routed_scale": options.number("moe-router-topk-scaling-factor", 1.0),
     }
     if shared:
@@ -264,15 +273,19 @@ def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any
     return experts
 
 
-def _dense_layers(options: MegatronOptions, num_layers: int) -> int:
+def _dense_layers(options: MegatronOptions) -> int:
     """Return the number of dense layers before the layers with experts. Raises InputError for any other order."""
+    idle, num_layers = idle_layers(options), options.integer("num-layers", 0)
     text = options.text("moe-layer-freq", "1")
     pattern = evaluate(text, what="--moe-layer-freq")
     if isinstance(pattern, int):
         pattern = [int(k % pattern == 0) for k in range(num_layers)] if pattern > 0 else []
+    first = options.integer("first-k-dense-replace", 0)  # of MindSpeed-LLM
+    pattern = [int(k >= first and bool(one)) for k, one in enumerate(pattern)]
     if len(pattern) != num_layers:
         raise InputError("--moe-layer-freq", got=f"{len(pattern)} layers", allowed=f"the model's {num_layers}")
+    pattern = [one for k, one in enumerate(pattern) if k not in idle]
     dense = pattern.count(0)
-    if pattern != [0] * dense + [1] * (num_layers - dense):
+    if pattern != [0] * dense + [1] * (len(pattern) - dense):
         raise InputError("a model that run files cannot express: dense layers after layers with experts", got=text)
     return dense

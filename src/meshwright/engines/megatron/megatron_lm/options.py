@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import shlex
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,10 @@ RENAMED_LATER = {"cuda-graph-modules": "cuda-graph-scope"}
 
 SHOWN = 4  # options of another program
 UNDEFINED = "it has a variable"
-PLACEHOLDER = re.compile(r"<[^<>]*>")
+PLACEHOLDER = re.compile(r"<[^<>]*>|\byour\b[\w ./-]*", re.IGNORECASE)
 PLACEHOLDER_REASON = "a placeholder stands for it"
 VARIABLE = re.compile(r"\$\{?(\w+)")
+ONLY_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)(\[[@*]\])?\}?")
 OF_LOADING = ("finetune", "load", "pretrained-checkpoint")
 """Options that say which weights a training starts with."""
 
@@ -170,6 +171,8 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
         call = script_call(text, path=path, given=given)
         arguments, notes, documents = [*call.arguments], call.notes, call.documents
+        if not notes and any(word.text == "--num-layers" for word in arguments):  # else variables may have the model
+            arguments, notes = _without_unset(arguments, text)
     elif is_yaml:
         arguments, notes = yaml_arguments(text, path=path, given=given), ()
     elif given:
@@ -204,6 +207,24 @@ def yaml_node(source: str) -> Any:
         return YAML().compose(path)
     except (OSError, YAMLError, UnicodeDecodeError):  # the reader of the file reports the error
         return None
+
+
+def _without_unset(words: Sequence[Word], text: str) -> tuple[list[Word], list[str]]:
+    """Return the words without variables that nothing in the script's `text` sets, where options may stand; and notes.
+
+    The shell leaves them out, too. What the text sets somewhere depends on what is not known.
+    """
+    kept: list[Word] = []
+    missing: dict[str, None] = {}
+    for word in words:
+        found = ONLY_VARIABLE.fullmatch(word.text) if word.unknown == UNSET else None
+        is_value = bool(kept) and kept[-1].text.startswith("--") and "=" not in kept[-1].text
+        is_value = is_value and known_names(later=True).get(kept[-1].text[2:]) != "nothing"
+        if found is None or is_value or re.search(rf"\b{found[1]}(\[.*\])?\+?=|\bread\b.*\b{found[1]}\b", text):
+            kept.append(word)
+        else:
+            missing[word.text] = None
+    return kept, [f"{name} is not set and is left out" for name in missing]
 
 
 def _plain_arguments(text: str, *, path: Path) -> list[Word]:

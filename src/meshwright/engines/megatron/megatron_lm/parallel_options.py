@@ -11,6 +11,7 @@ from typing import Any
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.megatron.megatron_core.constructors import MODULES, recomputed_per_rank
 from meshwright.engines.megatron.megatron_lm.arithmetic import MAX_LENGTH
+from meshwright.engines.megatron.megatron_lm.model_options import idle_layers
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster
@@ -100,7 +101,7 @@ def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str
         for name in wanted:
             options.values(name)
     plan |= _stages(options, degrees)
-    num_layers = options.integer("num-layers", 0)
+    num_layers = options.integer("num-layers", 0) - len(idle_layers(options))
     num_stages = degrees.pipeline * plan.get("virtual_pipeline", 1)
     counts = plan.get("layers_per_stage") or layers_per_stage(num_layers, num_stages)
     plan["recompute"] = _recompute(options, counts, pipeline=degrees.pipeline)
@@ -135,6 +136,7 @@ def _sharding(options: MegatronOptions, data: int) -> dict[str, Any]:
 def _stages(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any]:
     """Return the schedule, the virtual stages and the layers of each."""
     layers, pipeline = options.integer("num-layers", 0), degrees.pipeline
+    idle = idle_layers(options)
     per_chunk = options.integer("num-layers-per-virtual-pipeline-stage", 0)
     chunks = options.integer("num-virtual-stages-per-pipeline-rank", 0)
     first, last = (options.integer(f"decoder-{end}-pipeline-num-layers", 0) for end in ("first", "last"))
@@ -152,6 +154,11 @@ def _stages(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any
                 got=f"{sum(counts)} layers in {len(counts)} stages",
             )
         return _schedule(counts, pipeline)
+    if (listed := options.text("num-layer-list")) and not idle:  # of MindSpeed-LLM
+        counts = [int(one) if one.isdecimal() else 0 for one in listed.split(",")]
+        if len(counts) != pipeline or sum(counts) != layers or 0 in counts:
+            raise InputError(f"--num-layer-list does not assign {layers} layers to {pipeline} ranks", got=listed)
+        return _schedule(counts, pipeline)
     if per_chunk:
         if layers % pipeline or (layers // pipeline) % per_chunk:
             raise InputError(
@@ -160,7 +167,9 @@ def _stages(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any
             )
         chunks = layers // pipeline // per_chunk
 
-    return _schedule(_even(layers, pipeline, max(1, chunks), first=first, last=last, ends=ends), pipeline)
+    counts = _even(layers, pipeline, max(1, chunks), first=first, last=last, ends=ends)
+    stage_of = [stage for stage, count in enumerate(counts) for _ in range(count)]
+    return _schedule([count - sum(stage_of[k] == stage for k in idle) for stage, count in enumerate(counts)], pipeline)
 
 
 def _even(layers: int, pipeline: int, chunks: int, *, first: int, last: int, ends: list[bool]) -> list[int]:

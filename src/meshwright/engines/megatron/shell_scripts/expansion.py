@@ -30,7 +30,7 @@ BRACES = re.compile(r"\{([^{}]*)\}")
 SEQUENCE = re.compile(r"(-?\d+)\.\.(-?\d+)(?:\.\.(-?\d+))?|([A-Za-z])\.\.([A-Za-z])")
 MAX_SEQUENCE = 10_000
 UNSET = "it is not set"
-NO_BREAK = "\u00a0"  # stands for blanks in what is not known, which is one word
+OPEN_BOX = "\u2423"  # stands for blanks in what is not known, which is one word
 
 
 class SplitWords(tuple[Word, ...]):
@@ -166,7 +166,7 @@ def as_written(word: ShellWord, expander: Expander) -> str | UnknownText:
     for part in word.parts:
         value = part.text if isinstance(part, Literal) else _value(part, expander, line=word.line)
         if isinstance(value, UnknownText):
-            text += value.text or ("" if isinstance(part, Literal) else part.source.replace(" ", NO_BREAK))
+            text += value.text or ("" if isinstance(part, Literal) else part.source.replace(" ", OPEN_BOX))
             reason = value.reason if reason in ("", UNSET) else reason
             if_empty += value.if_empty or ""
             continue
