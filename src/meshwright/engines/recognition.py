@@ -14,7 +14,7 @@ from pathlib import Path
 
 from meshwright.engines.maxtext.config.keys import known_keys as maxtext_keys
 from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
-from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale
+from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale, is_nemo
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
 from meshwright.engines.trainers.files import trainer_of
 from meshwright.json_values import parse_json
@@ -25,6 +25,7 @@ SHELL = re.compile(r"\A#!.*\b(ba|da|z|k)?sh\b")
 MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$)", re.IGNORECASE | re.MULTILINE)
 MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
 MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
+NEMO_MODEL = re.compile(r"^  (num_layers|hidden_size):", re.MULTILINE)
 MODULE = re.compile(r"^def (\w+)\([^\n]*\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
 
 _OF_A_RUN = """
@@ -142,6 +143,8 @@ def _of_yaml(path: Path, text: str) -> Recognised | None:
         return Recognised(project="FlagScale", engine="megatron")
     if "MODEL_ARGS" in top:
         return Recognised(project="Megatron-LM", engine="megatron")
+    if is_nemo(top) and NEMO_MODEL.search(text):
+        return Recognised(project="NeMo", engine="megatron")
     if is_bridge_yaml(shlex.quote(str(path))):
         return Recognised(project="Megatron-Bridge", engine="megatron")
     if top >= {"modules", "exp_name"} or top >= {"modules", "work_group"}:

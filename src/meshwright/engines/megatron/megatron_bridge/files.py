@@ -118,8 +118,11 @@ def refuse_recipe(source: str) -> None:
 
 def is_bridge_yaml(source: str) -> bool:
     """Return True if `source` is YAML of Megatron-Bridge: its keys are sections of ConfigContainer."""
-    kinds = dict(_kinds(yaml_node(source)))
-    return "_target_" in kinds or ("map" in kinds.values() and kinds.keys() <= sections().keys())
+    node = yaml_node(source)
+    kinds = dict(_kinds(node))
+    if "_target_" in kinds:
+        return any(key.value == "_target_" and str(value.value).startswith("megatron") for key, value in node.value)
+    return "map" in kinds.values() and kinds.keys() <= sections().keys()
 
 
 def _kinds(node: Any) -> Iterator[tuple[str, str]]:

@@ -3,12 +3,14 @@
 MODEL_ARGS: {--num-layers: 12}           Megatron-LM's own tests, and MoE-ModelZoo, whose values have variables
 system: {...}, model: {...}, data: {...} FlagScale: fields are options with dashes, in sections at any depth
 experiment: ..., defaults: [train: 7b]   an experiment of FlagScale, which names such a file
+trainer: {...}, model: {...}             NeMo 1.x: fields are options with dots, which `forks.toml` translates
 
 `${NAME}` is a variable that follows the file, `${experiment.seed}` a value of FlagScale's experiment.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -27,6 +29,11 @@ SECTIONS = ("system", "model", "data")
 """Sections of FlagScale whose fields are options (`_get_args_megatron` of flagscale/runner/runner_train.py)."""
 NOT_OPTIONS = ("log_dir", "details_dir", "scripts_dir", "pids_dir")
 NAMING_KEY = "experiment"  # of a file that names one of options
+OF_NEMO = ("trainer", "model")
+NSYS, HOLD, DECAY = "model.nsys_profile.", "model.optim.sched.constant_steps", "model.optim.sched.decay_steps"
+MISSING = "???"  # Hydra's mark of a value that has to be given
+OPERATIONS = {"multiply": math.prod, "sum": sum}
+MAX_INTERPOLATIONS = 20
 VARIABLE = re.compile(r"\$\{([\w.]+)[^}]*\}|\$(\w+)")
 
 
@@ -43,6 +50,8 @@ def yaml_arguments(text: str, *, path: Path, given: Sequence[str] = ()) -> list[
     if NAMING_KEY in found and (name := _named_file(found, path)):
         path, variables = name, _values(content) | variables
         content = _node(text_of(name), name)
+    if is_nemo(found):
+        return [*_nemo_words(content, variables, path)]
     if is_flagscale(key for key, _, _ in _pairs(content)):
         pairs = list(_options(content))
         variables = _of_naming_files(path) | variables
@@ -66,6 +75,65 @@ def text_of(path: Path) -> str:
 def is_flagscale(keys: Iterable[str]) -> bool:
     """Return True for the sections of a configuration of FlagScale."""
     return {"system", "model"} <= {*keys}
+
+
+def is_nemo(keys: Iterable[str]) -> bool:
+    """Return True for the sections of a configuration of NeMo 1.x."""
+    return {*OF_NEMO} <= {*keys}
+
+
+def _nemo_words(content: Any, variables: Mapping[str, str], path: Path) -> Iterator[Word]:
+    """Yield NeMo's fields with their values. Raises InputError for a file that lacks what has other defaults."""
+    leaves = {name: (node, line) for name, node, line in _leaves(content) if name.partition(".")[0] in OF_NEMO}
+    values = _values(content) | variables
+    if "model.ffn_hidden_size" not in leaves:
+        raise InputError(f"{path} lacks model.ffn_hidden_size", hint="it is no configuration of a GPT of NeMo 1.x")
+    for name, (node, line) in leaves.items():
+        if name.startswith(NSYS) or (name == HOLD and node.value == "0"):
+            continue
+        nodes = node.value if node.tag.endswith(":seq") else [node]
+        texts = [_interpolated(one.value, values, at=name) if isinstance(one.value, str) else "{}" for one in nodes]
+        texts = [text.lower() if one.tag.endswith(":bool") else text for one, text in zip(nodes, texts, strict=True)]
+        if name == HOLD:  # steps at the end with the last rate
+            steps = _interpolated(values.get("trainer.max_steps", ""), values, at=name)
+            name, texts = DECAY, [str(int(steps) - int(texts[0])) if steps.isdecimal() else f"${HOLD}"]
+        if len(texts) > 1:  # a list has no options in it, unlike a variable of a shell
+            texts = [re.sub(r"\$([\w.]+)", r"<\1>", text) for text in texts]
+        several = name.endswith(".betas")
+        for k, text in enumerate(texts):
+            if several or not k:
+                yield Word(text=f"--{name}.{k}" if several else f"--{name}", line=line)
+            yield Word(text=text, line=line, unknown=UNSET if "$" in text or text == MISSING else "")
+
+
+def _leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any, int]]:
+    """Yield the fields that are not null by their dotted names."""
+    for name, value, line in _pairs(node):
+        if value.tag.endswith(":map"):
+            yield from _leaves(value, f"{above}{name}.")
+        elif not value.tag.endswith(":null"):
+            yield f"{above}{name}", value, line
+
+
+def _interpolated(text: str, values: Mapping[str, str], *, at: str) -> str:
+    """Return text with the values of `${model.name}`, `${.name}` and `${multiply:2, 3}`; `$name` for what is not known.
+
+    >>> _interpolated("${multiply:4, ${.hidden_size}}", {"model.hidden_size": "64"}, at="model.ffn_hidden_size")
+    '256'
+    """
+    for _ in range(MAX_INTERPOLATIONS):
+        found = re.search(r"\$\{([^${}]*)\}", text)
+        if found is None:
+            break
+        name, colon, arguments = found[1].partition(":")
+        numbers = [one.strip() for one in arguments.split(",")]
+        key = f"{at.rpartition('.')[0]}{name}" if name.startswith(".") else name.removeprefix("training.")
+        if colon and name in OPERATIONS and all(re.fullmatch(r"-?\d+", one) for one in numbers):
+            value = str(OPERATIONS[name](map(int, numbers)))
+        else:
+            value = f"${re.sub(r'[^A-Za-z0-9_]+', '_', found[1])}" if colon else values.get(key, f"${name}")
+        text = text[: found.start()] + value + text[found.end() :]
+    return text
 
 
 def _node(text: str, path: Path) -> Any:
