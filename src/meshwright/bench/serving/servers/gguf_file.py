@@ -21,7 +21,7 @@ import numpy as np
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import sync
-from meshwright.json_values import load_json, parse_json
+from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
 ARCHITECTURES = {
