@@ -34,14 +34,12 @@ from meshwright.api.accuracy import accuracy as accuracy
 from meshwright.api.bench import bench_device as bench_device
 from meshwright.api.bench import bench_train as bench_train
 from meshwright.api.bench_ingest import bench_ingest as bench_ingest
-from meshwright.api.compare import compare as compare
 from meshwright.api.configurations import export as export
 from meshwright.api.configurations import import_run as import_run
 from meshwright.api.configurations import survey_configurations as survey_configurations
 from meshwright.api.estimate import estimate as estimate
 from meshwright.api.estimate import estimate_memory as estimate_memory
 from meshwright.api.evaluate import evaluate as evaluate
-from meshwright.api.explain import explain as explain
 from meshwright.api.generate import generate as generate
 from meshwright.api.inference import inference_accuracy as inference_accuracy
 from meshwright.api.inference import inference_calibrate as inference_calibrate
@@ -53,9 +51,11 @@ from meshwright.api.mlperf import mlperf_compare as mlperf_compare
 from meshwright.api.mlperf import mlperf_package as mlperf_package
 from meshwright.api.mlperf import mlperf_rcp as mlperf_rcp
 from meshwright.api.mlperf import mlperf_score as mlperf_score
+from meshwright.api.plan import explain as explain
 from meshwright.api.plan import plan as plan
 from meshwright.api.records import read_record as read_record
 from meshwright.api.records import read_records as read_records
+from meshwright.api.report import compare as compare
 from meshwright.api.report import report_records as report_records
 from meshwright.api.report import report_sources as report_sources
 from meshwright.api.run_benchmark import mlperf_run as mlperf_run

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from meshwright.accuracy.failed import FailedReport, judge, states_memory
 from meshwright.accuracy.metrics import TAIL_QUANTILE, Metrics, Predictions, measure, memory_errors
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.shipped import blind_predictions, blind_sources
+from meshwright.files import write_csv
 from meshwright.json_values import picked
 from meshwright.specs.memory_budget import FitVerdict, verdict_of
 
@@ -242,3 +244,38 @@ def _judge(
     excluded = Counter(run.reason.value for run in failed if run.reason)
     judged = predict(predictable) if predictable else Predictions.none()
     return judge(predictable, judged, known, predictions, excluded=excluded)
+
+
+# --- the rows as CSV ---
+
+
+COLUMNS: tuple[str, ...] = (
+    "id", "source", "model", "accelerator", "num_devices", "plan", "predicted", "low", "high", "measured",
+    "signed_error", "memory_predicted_bytes", "memory_measured_bytes", "memory_definition", "fits", "assumed",
+    "reason", "reason_detail", "conditions", "unread",
+)  # fmt: skip
+"""Columns of the file. Rates in tokens/s per device; empty where not known."""
+
+
+def write_rows(report: AccuracyReport, path: Path) -> None:
+    """Write one line per published row. Raises InputError when the file cannot be written."""
+    write_csv(path, [_line(row) for row in report.rows], columns=COLUMNS)
+
+
+def _line(row: RowReport) -> dict[str, object]:
+    conditions = row.run.conditions
+    values = row.as_json() | {
+        "model": row.run.model_name,
+        "accelerator": row.run.accelerator_name,
+        "num_devices": conditions.num_devices if conditions else "",
+        "assumed": "; ".join(row.run.assumed),
+        "unread": "; ".join(row.run.unread),
+        "conditions": "; ".join(f"{k}={v}" for k, v in (conditions.stated if conditions else {}).items()),
+    }
+    return {key: _cell(value) for key, value in values.items()}
+
+
+def _cell(value: object) -> object:
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return ""
+    return f"{value:.6g}" if isinstance(value, float) else value

@@ -10,7 +10,7 @@ from meshwright.answers.difference import PlanDifference
 from meshwright.answers.documents.plan import why_not_sentence
 from meshwright.answers.explanation import Explanation, verdict_sentence
 from meshwright.answers.quantities import percent, rate, value_of
-from meshwright.api.explain import explain
+from meshwright.api.plan import explain
 from meshwright.api.question import ask
 from meshwright.cli.output import Align, bar_width, emit_json, exit_unless, print_line, print_table, progress
 from meshwright.cli.run_input import run_from

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from tests import predicted_rows
 
-from meshwright.accuracy.export import COLUMNS, write_rows
 from meshwright.accuracy.metrics import Predictions
-from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
+from meshwright.accuracy.report import COLUMNS, HEADLINE, AccuracyReport, compare, write_rows
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.errors import InputError
 from meshwright.json_values import jsonable

@@ -60,7 +60,7 @@ def command(
     if asked["runs"] is not None and (unread := sum(bool(row.run.unread) for row in study.report.rows)):
         rows = "row says" if unread == 1 else "rows say"
         note(f"{unread} {rows} something that is not understood: see `unread` in --json or --csv")
-    write(csv_path, lambda path: load("meshwright.accuracy.export:write_rows")(study.report, path))
+    write(csv_path, lambda path: load("meshwright.accuracy.report:write_rows")(study.report, path))
     is_refitted = asked["leave_one_source_out"]
     write_page(f"{REPORT}:accuracy_page", study.report, path=html_path, leave_one_source_out=is_refitted)
     if as_json:

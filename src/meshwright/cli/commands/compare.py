@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.api.compare import compare
 from meshwright.api.question import ask
+from meshwright.api.report import compare
 from meshwright.cli.options import figure_options, html_option, json_option, markdown_option
 from meshwright.cli.output import emit_json, print_line, print_text_tables, write_forms
 from meshwright.cli.verbs import verb
@@ -14,7 +14,7 @@ from meshwright.targets import load
 
 @verb(
     "compare",
-    question="meshwright.api.compare:compare",
+    question="meshwright.api.report:compare",
     examples=[
         "meshwright compare runs/before runs/after",
         "meshwright compare runs/native runs/torchtitan --like-for-like --html gap.html",

@@ -9,7 +9,7 @@ from meshwright.cli.verbs import verb
 
 @verb(
     "explain",
-    question="meshwright.api.explain:explain",
+    question="meshwright.api.plan:explain",
     body="meshwright.cli.explain:run",
     examples=[
         "meshwright explain examples/runs/llama3.1-70b-pinned.yaml",
