@@ -61,7 +61,10 @@ class LazyCommand(click.Command):
 
     def function(self) -> Callable[..., Any]:
         """The body."""
-        return load(self.body) if self.body is not None or self.callback is None else self.callback
+        if self.body is not None:
+            return load(self.body)
+        assert self.callback is not None  # `verb` decorates a function
+        return self.callback
 
 
 class LazyGroup(click.Group):

@@ -142,7 +142,7 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
         }
         for row, (name, length) in zip(stacked(shown), shown.items(), strict=True)
     ]  # fmt: skip
-    limit = max(row["end"] for row in rows)
+    limit = max(accumulate(shown.values()))
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("part:N", sort=[row["part"] for row in rows], title=None))
     bars = base.mark_bar(height={"band": 0.72}).encode(
         x=alt.X("start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)),

@@ -208,7 +208,7 @@ def _bytes(found: ValueRange | None) -> str:
 # --- the page ---
 
 
-STAGE_COLORS = dict(zip(STAGES, ("#8a919b", "#d98a35", BLUE, GREEN), strict=True))
+STAGE_COLORS: dict[str, str] = dict(zip(STAGES, ("#8a919b", "#d98a35", BLUE, GREEN), strict=True))
 
 
 def ingest_page(records: IngestRecords) -> str:
