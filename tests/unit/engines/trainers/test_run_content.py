@@ -135,6 +135,9 @@ def test_trl(read):
     assert run.num_steps is None
     assert any("max_steps=STEPS" in note for note in read.notes)
     assert not any("not packed" in note for note in read.notes)
+    mixture = {"dataset_mixture": {"datasets": [{"id": "a"}]}, "chat_template": "{{ x }}"}
+    read({key: value for key, value in TRL.items() if key != "dataset_name"} | mixture)
+    assert not any("chat_template" in note for note in read.notes)
 
 
 @pytest.mark.parametrize(
