@@ -105,7 +105,7 @@ def test_layers_of_megatron_llm_have_no_biases_unless_asked(tmp_path):
     path = tmp_path / "megatron_lm.args"
     lines = ["num_layers 4", "hidden_size 64", "num_attention_heads 4", "seq_length 32", "max_position_embeddings 32",
              "micro_batch_size 1", "lr 1e-3", "vocab_size 512", "use_rms_norm", "num_attention_heads_kv 2",
-             "position_embedding_type rotary"]  # fmt: skip
+             "position_embedding_type rotary", "data_impl mmap", "activations_checkpoint_method uniform"]  # fmt: skip
     for more, has_biases in ([], False), (["use_bias"], True):
         path.write_text("\n".join(f"--{line}" for line in [*lines, *more]), encoding="utf-8")
         model = imported(str(path))[0].model

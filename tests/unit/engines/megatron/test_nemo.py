@@ -111,6 +111,13 @@ def test_defaults_and_variables_of_nemo(tmp_path):
     assert (run.optimizer.betas, run.model.attention.bias) == ((0.9, 0.999), True)
 
 
+def test_a_rate_that_is_held_longer_than_the_training_is_at_its_end_at_once(tmp_path):
+    _, notes = imported(written(tmp_path, NEMO.replace("constant_steps: 20", "constant_steps: 200")))
+    assert "decays the rate until step 1, " in notes
+    _, notes = imported(written(tmp_path, NEMO.replace("constant_steps: 20", "constant_steps: 0")))
+    assert "decays the rate" not in notes
+
+
 def test_parts_of_other_programs_are_not_of_megatron_bridge(tmp_path):
     for target, is_one in (("nemo.collections.nerf.Renderer", False), ("megatron.bridge.training.config.X", True)):
         path = tmp_path / "part.yaml"

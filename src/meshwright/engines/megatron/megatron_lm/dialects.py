@@ -70,7 +70,8 @@ def _meaning(group: list[Word], means: Mapping[str, str], *, path: Path) -> list
     name, dashed = _name(group), _name(group).replace("_", "-")
     if not name:
         return group
-    if name not in means and (dashed in means or (name not in known_names(later=True) and dashed in known_names())):
+    known = known_names(later=True) | dict.fromkeys((key.partition(" ")[0] for key in means), "several")
+    if name not in known and dashed in known:
         name = dashed  # forks with names of Python
     text = " ".join(value.text for value in values)
     if (meant := means.get(f"{name} {text}")) is None:

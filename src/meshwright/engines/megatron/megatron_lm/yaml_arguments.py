@@ -96,7 +96,7 @@ def _nemo_words(content: Any, variables: Mapping[str, str], path: Path) -> Itera
         texts = [text.lower() if one.tag.endswith(":bool") else text for one, text in zip(nodes, texts, strict=True)]
         if name == HOLD:  # steps at the end with the last rate
             steps = _interpolated(values.get("trainer.max_steps", ""), values, at=name)
-            name, texts = DECAY, [str(int(steps) - int(texts[0])) if steps.isdecimal() else f"${HOLD}"]
+            name, texts = DECAY, [str(max(1, int(steps) - int(texts[0]))) if steps.isdecimal() else f"${HOLD}"]
         if len(texts) > 1:  # a list has no options in it, unlike a variable of a shell
             texts = [re.sub(r"\$([\w.]+)", r"<\1>", text) for text in texts]
         several = name.endswith(".betas")
