@@ -85,7 +85,7 @@ def is_nemo(keys: Iterable[str]) -> bool:
 def _nemo_words(content: Any, variables: Mapping[str, str], path: Path) -> Iterator[Word]:
     """Yield NeMo's fields with their values. Raises InputError for a file that lacks what has other defaults."""
     leaves = {name: (node, line) for name, node, line in _leaves(content) if name.partition(".")[0] in OF_NEMO}
-    values = _values(content) | variables
+    values = {**_values(content), **variables}
     if "model.ffn_hidden_size" not in leaves:
         raise InputError(f"{path} lacks model.ffn_hidden_size", hint="it is no configuration of a GPT of NeMo 1.x")
     for name, (node, line) in leaves.items():
