@@ -142,11 +142,14 @@ def optimizer_s(s: StepContext, layers: StageLayers) -> Array:
 
 
 def _on_host_s(s: StepContext, count: Array) -> Array:
-    """Update of a shard of `count` parameters that lives in host memory (FSDP's CPUOffloadPolicy).
+    """Update of a shard of `count` parameters that lives in host memory; nothing hides it.
 
-    Each micro-batch copies the shard to the device for either gather and its gradients back; nothing hides the update.
+    FSDP's CPUOffloadPolicy: each micro-batch copies the shard to the device for either gather and its gradients back.
+    Megatron's HybridDeviceOptimizer: a step copies the gradients to the host and the weights back.
     """
-    copies = s.num_micro_batches * (2 * s.precision.gather_bytes + s.precision.reduce_bytes)
+    of_shards = s.num_micro_batches * (2 * s.precision.gather_bytes + s.precision.reduce_bytes)
+    of_step = s.precision.reduce_bytes + s.precision.gather_bytes
+    copies = np.where(s.plan.sharding == Sharding.PARAMETERS, of_shards, of_step)
     return count * (1 / HOST_UPDATES_PER_S + copies / s.rates.host_bytes_per_s)
 
 

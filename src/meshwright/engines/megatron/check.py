@@ -18,7 +18,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.engines.megatron.switches import fuses_experts, keeps_fp8_on_the_wire, offloaded_layers
 from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
-from meshwright.specs.plan import Plan
+from meshwright.specs.plan import Offload, Plan
 from meshwright.specs.run import Run, StateFormat, Task
 
 if TYPE_CHECKING:
@@ -207,6 +207,11 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
 
 
 def _without_transformer_engine(plan: Plan) -> Iterator[Unsupported]:
+    if plan.offload is Offload.OPTIMIZER:
+        yield Unsupported(
+            key="parallel.offload",
+            reason="optimizer states in host memory are copied by streams of CUDA, which is not used: must be none",
+        )
     if plan.context > 1:
         yield Unsupported(
             key="parallel.context", reason="needs attention of Transformer Engine, which is not used: must be 1"

@@ -149,6 +149,28 @@ RULES = (
         hint="stack.cuda_graphs: partial",
     ),
     Rule(
+        name="offloaded states without a distributed optimizer",
+        holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (p.sharding == Sharding.OPTIMIZER),
+        says="Megatron keeps optimizer states in host memory only where its distributed optimizer shards them",
+        key="parallel.offload",
+        hint="parallel.sharding: zero1",
+    ),
+    Rule(
+        name="offloaded states in 16 bits",
+        scope=Scope.CHOICE_ONLY,
+        holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (s.optimizer.states is StateFormat.FP32),
+        says="Megatron keeps optimizer states in host memory in fp32 only: must be none",
+        key="parallel.offload",
+        hint="optimizer.states: fp32",
+    ),
+    Rule(
+        name="offloaded states and gathers in 8 bits",
+        holds=lambda s, p: (np.asarray(p.offload_optimizer) == 0) | (s.software.parameter_format is not WireFormat.FP8),
+        says="Megatron gathers weights in 8 bits from optimizer states on the device only",
+        key="stack.parameter_format",
+        hint="parallel.offload: none",
+    ),
+    Rule(
         name="offloaded activations in a pipeline",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.software.offloaded_activations) | (np.asarray(p.pipeline) == 1),
@@ -226,6 +248,7 @@ FACTS = EngineFacts(
     any_vocabulary=True,  # padded
     axis_orders=tuple(AxisOrder),
     loss="logits of all tokens of a micro-batch at once, in fp32 (fused_vocab_parallel_cross_entropy)",
+    offloads_optimizer=True,
     switches=(
         ("gradient_format", ("fp32", "bf16")),
         ("drops_tokens", (True, False)),

@@ -33,6 +33,7 @@ ALONE = {
     "nvfp4": ["cluster=b200-8x2", "precision=nvfp4"],
     "context": ["parallel={context: 4, tensor: 2, data_shard: 2, sharding: optimizer}"],
     "states": ["optimizer.states=bf16"],
+    "states in host memory": ["parallel={data_shard: 16, sharding: optimizer, offload: optimizer}"],
     "latents": [LATENT],
     "deepseek-v2-lite": ["model=deepseek-v2-lite", "data.sequence_length=4096",
                          "parallel={expert: 8, data_shard: 16, sharding: optimizer}"],
@@ -87,6 +88,13 @@ def test_it_comes_back_as_it_went(name, file, tmp_path):
         ("model: Megatron-LM's YARN has an original context of 4096", [
             LATENT.replace("}}", "}, rope: {scaling: yarn, factor: 4, original_context: 8192}}")]),
         ("train.trackers", ["precision=fp8", "train.trackers=[tensorboard]"]),
+        ("parallel.offload: Megatron keeps optimizer states in host memory only where its distributed", [
+            "parallel={data_shard: 16, sharding: none, offload: optimizer}"]),
+        ("parallel.offload: Megatron keeps optimizer states in host memory in fp32", [
+            "optimizer.states=bf16", "parallel={data_shard: 16, sharding: optimizer, offload: optimizer}"]),
+        ("stack.parameter_format: Megatron gathers weights in 8 bits from optimizer states on the device", [
+            "precision=fp8", "stack.parameter_format=fp8",
+            "parallel={data_shard: 16, sharding: optimizer, offload: optimizer}"]),
     ],
 )  # fmt: skip
 def test_what_others_cannot_do_either_is_refused(key, overrides):

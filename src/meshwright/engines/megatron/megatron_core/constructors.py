@@ -20,7 +20,7 @@ from typing import Any
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.megatron.switches import capacity, reduces_in_fp32
 from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
-from meshwright.specs.plan import AxisOrder, Plan, Recompute, Sharding
+from meshwright.specs.plan import AxisOrder, Offload, Plan, Recompute, Sharding
 from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
 
 Settings = dict[str, Any]
@@ -312,7 +312,14 @@ def optimizer(run: Run, plan: Plan) -> Settings:
         "params_dtype": dtype,
         "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
         **(_state_formats(o.states.value) if o.states is not StateFormat.FP32 else {}),
+        **(OFFLOADED if plan.offload is Offload.OPTIMIZER else {}),
     }
+
+
+OFFLOADED: Settings = {
+    "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0,
+}  # fmt: skip
+"""AdamW in host memory (HybridDeviceOptimizer), which Megatron reaches through the precision-aware optimizer alone."""
 
 
 def _state_formats(dtype: str) -> Settings:
