@@ -276,7 +276,18 @@ def test_a_run_that_names_no_engine_is_planned_for_any_where_the_default_does_no
 
 
 def test_offloading_that_an_engine_lacks_is_refused(meshwright):
-    asked = ("--model", "llama3.1-70b", "--cluster", "h100-8x1", "--gbs", "64", "--seq", "4096", "--engine", "megatron")
+    asked = (
+        "--model",
+        "llama3.1-70b",
+        "--cluster",
+        "h100-8x1",
+        "--gbs",
+        "64",
+        "--seq",
+        "4096",
+        "--engine",
+        "torchtitan",
+    )
     outcome = meshwright("plan", *asked, "--fix", "offload=optimizer")
     assert outcome.exit_code == 1
     assert "keeps optimizer states on the device: offload must be none" in outcome.stderr

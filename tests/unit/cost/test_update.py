@@ -150,19 +150,19 @@ class TestOptimizer:
 
     def test_states_in_host_memory_travel_over_the_host_link(self, case):
         plan = Plan(data_shard=32)
-        away = case(plan=replace(plan, offload=Offload.OPTIMIZER))
+        away = case(plan=replace(plan, offload=Offload.OPTIMIZER)).with_rates(updates_on_host=0)
         link_s = trained(away)[0] / 32 * 12 / float(away.rates.host_bytes_per_s)
         assert updated_s(away) == pytest.approx(link_s)
         assert updated_s(away) > updated_s(case(plan=plan))
 
     def test_sharded_parameters_are_masters_that_stay(self, case):
-        away = case(plan=replace(FSDP, offload=Offload.OPTIMIZER))
+        away = case(plan=replace(FSDP, offload=Offload.OPTIMIZER)).with_rates(updates_on_host=0)
         link_s = trained(away)[0] / 32 * 8 / float(away.rates.host_bytes_per_s)
         assert updated_s(away) == pytest.approx(link_s)
 
     def test_or_all_masters_do_where_fsdp_shards_them(self, case):
         plan = Plan(data_shard=32, offload=Offload.OPTIMIZER)
-        away, kept = case(plan=plan), case(plan=plan).with_rates(keeps_masters=1)
+        away, kept = (case(plan=plan).with_rates(updates_on_host=0, keeps_masters=n) for n in (0, 1))
         assert updated_s(kept) == pytest.approx(updated_s(away) * 8 / 12)
 
     def test_or_are_updated_there_by_one_thread_between_copies_of_the_shard(self, case):
@@ -171,7 +171,14 @@ class TestOptimizer:
         shard, link = trained(away)[0] / 32, float(away.rates.host_bytes_per_s)
         copied = float(away.context.num_micro_batches) * (2 * 2 + 4)  # two gathers in 16 bits, gradients in 32
         assert updated_s(away) == pytest.approx(shard * (1 / HOST_UPDATES_PER_S + copied / link))
-        assert updated_s(away) > 3 * updated_s(case(plan=plan))
+        assert updated_s(away) > 3 * updated_s(case(plan=plan).with_rates(updates_on_host=0))
+
+    def test_megatron_copies_gradients_and_weights_once_a_step(self, case):
+        away = case(plan=Plan(data_shard=32, sharding=Sharding.OPTIMIZER, offload=Offload.OPTIMIZER))
+        shard, link = trained(away)[0] / 32, float(away.rates.host_bytes_per_s)
+        assert float(away.rates.updates_on_host) == 1  # of Megatron-Bridge
+        copied = float(away.precision.reduce_bytes + away.precision.gather_bytes)
+        assert updated_s(away) == pytest.approx(shard * (1 / HOST_UPDATES_PER_S + copied / link))
 
 
 def test_the_window_is_of_a_middle_rank(case):
