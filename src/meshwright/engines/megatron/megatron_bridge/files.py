@@ -170,7 +170,7 @@ def _load(path: Path) -> dict[str, Any]:
         content = YAML().load(path)
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, UnicodeDecodeError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a configuration of Megatron-Bridge", hint=RECIPE)
@@ -182,7 +182,7 @@ def _parse(text: str) -> Any:
 
     try:
         return YAML(typ="safe").load(text)
-    except YAMLError:
+    except (YAMLError, ValueError, RecursionError):
         return text
 
 

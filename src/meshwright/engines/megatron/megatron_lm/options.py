@@ -205,7 +205,7 @@ def yaml_node(source: str) -> Any:
         return None
     try:
         return YAML().compose(path)
-    except (OSError, YAMLError, UnicodeDecodeError):  # the reader of the file reports the error
+    except (OSError, YAMLError, ValueError, RecursionError):  # the reader of the file reports the error
         return None
 
 

@@ -141,7 +141,7 @@ def _node(text: str, path: Path) -> Any:
 
     try:
         return YAML().compose(text)
-    except YAMLError as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
 
 

@@ -46,13 +46,21 @@ class _Loader:
 
     def load(self, path: Path) -> dict[str, Any]:
         """Return a file over the files that it extends. Raises InputError for one that cannot be read."""
+        try:
+            return self._load(path)
+        except RecursionError:
+            raise InputError(f"{path} is nested too deeply, or contains itself") from None
+
+    def _load(self, path: Path, *, inside: tuple[Path, ...] = ()) -> dict[str, Any]:
+        if path.resolve() in inside:
+            raise InputError(f"{path} extends itself")
         content = self._resolved(_yaml(path))
         if not isinstance(content, dict):
             raise InputError(f"{path} is not a mapping", got=type(content).__name__)
         extended = content.pop("extends", [])
         merged: dict[str, Any] = {}
         for one in [extended] if isinstance(extended, str) else extended:
-            merged = _merged(merged, self.load(path.parent / one))
+            merged = _merged(merged, self._load(path.parent / one, inside=(*inside, path.resolve())))
         return _merged(merged, content)
 
     def _resolved(self, value: Any) -> Any:

@@ -101,7 +101,7 @@ def import_toml(path: Path, *, cluster: StatedCluster, ignore: Collection[str] =
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not TOML: {error}") from None
     if not isinstance(values.get("model"), dict):
         raise InputError(f"{path} is not a configuration of torchtitan", hint="it has [model] and [training]")
