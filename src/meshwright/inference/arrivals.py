@@ -25,10 +25,10 @@ from meshwright.inference.server import Server, full, rate_load, states, transfe
 from meshwright.inference.serving import (
     BatchLimit,
     RequestLoad,
-    alone_s,
     isolated_prefill_s,
     outside_s,
     preempted,
+    prefill_steps_s,
     request_work,
     steady,
 )
@@ -234,8 +234,8 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
 
     @cache
     def prompts_s(part: float, decoding: int) -> float:
-        beside = steady(work.take(decoding - 1), rates).step if decoding else None
-        return scalar(alone_s(one, rates, part, beside=beside)) / layout.pipeline
+        decode_step = steady(work.take(decoding - 1), rates).step if decoding else None
+        return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step)) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else preempted(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(

@@ -98,22 +98,22 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
 
 def prefill_seconds(
     work: StepWork, rates: ServingRates, num_steps: Array, *, eager_layers: Array = 0.0,
-    beside: StepSeconds | None = None, mixes: Array = 1.0,
+    decode_step: StepSeconds | None = None, mixes: Array = 1.0,
 ) -> StepSeconds:  # fmt: skip
     """Seconds that prompts add to the steps that carry them.
 
     work: all tokens of one prompt. num_steps: steps that one prompt fills, a fraction where several share one. Weights,
     launches and the host are paid once per step. eager_layers: layers whose kernels the host starts one by one.
-    beside: a step of the tokens that are decoded beside the prompts, which has read weights and started kernels
+    decode_step: a step of the tokens that are decoded beside the prompts, which has read weights and started kernels
     already. mixes: 1 where a step decodes beside prompts, 0 where prompts have steps of their own.
     """
     gemm = rates.gemm_peak * rates.gemm_ratio
     memory = rates.memory_peak * rates.memory_ratio
     math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
     weights_s = work.weight_bytes / memory
-    own = num_steps if beside is None else num_steps * (1 - mixes)
+    own = num_steps if decode_step is None else num_steps * (1 - mixes)
     shared = num_steps - own
-    read_s = 0.0 if beside is None else np.minimum(beside.linear, weights_s)
+    read_s = 0.0 if decode_step is None else np.minimum(decode_step.linear, weights_s)
     found = StepSeconds(
         linear=smooth_maximum(num_steps * weights_s, math_s) - shared * read_s,
         attention=work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
@@ -122,6 +122,6 @@ def prefill_seconds(
         launches=own * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),
         host=own * rates.host_s,
     )
-    device_s = found.total + (0.0 if beside is None else shared * beside.total)
+    device_s = found.total + (0.0 if decode_step is None else shared * decode_step.total)
     eager_s = num_steps * eager_layers * rates.eager_layer_s
     return replace(found, launches=found.launches + smooth_maximum(device_s, eager_s) - device_s)

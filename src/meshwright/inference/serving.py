@@ -236,14 +236,14 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
         rates,
         work.prompt_steps,
         eager_layers=work.eager_layers,
-        beside=step,
+        decode_step=step,
         mixes=work.mixes * (work.steps > 0) * np.clip(batch - 1, 0.0, 1.0),
     )
     outside = outside_s(work, rates)
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
     cohorts_s = cohort_s(work, rates, together)
-    own_s = np.where(in_step, cohorts_s, alone_s(work, rates, 1.0))
+    own_s = np.where(in_step, cohorts_s, prefill_steps_s(work, rates, 1.0))
     others_s = np.where(in_step, cohorts_s, prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
     others = np.maximum(shared / together / work.stages - 1, 0.0)
@@ -273,22 +273,22 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
 
 def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
     """Seconds of the steps of `count` prompts that are computed together; at least one for each attention group."""
-    return alone_s(work, rates, np.maximum(count, work.groups), groups=work.groups)
+    return prefill_steps_s(work, rates, np.maximum(count, work.groups), groups=work.groups)
 
 
 def isolated_prefill_s(work: RequestWork, rates: ServingRates) -> Array:
     """Seconds of the steps of one prompt that shares them with no other prompt."""
-    return work.groups * alone_s(work, rates, 1.0)
+    return work.groups * prefill_steps_s(work, rates, 1.0)
 
 
-def alone_s(
-    work: RequestWork, rates: ServingRates, count: Array, *, groups: Array = 1.0, beside: StepSeconds | None = None
+def prefill_steps_s(
+    work: RequestWork, rates: ServingRates, count: Array, *, groups: Array = 1.0, decode_step: StepSeconds | None = None
 ) -> Array:
     """Seconds of the steps of `count` prompts on so many attention groups, or what they add to steps that decode."""
     several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
     num_steps = np.ceil(count / groups * work.token_steps - ROUNDING)
     return prefill_seconds(
-        several, rates, num_steps, eager_layers=work.eager_layers, beside=beside, mixes=work.mixes
+        several, rates, num_steps, eager_layers=work.eager_layers, decode_step=decode_step, mixes=work.mixes
     ).total
 
 

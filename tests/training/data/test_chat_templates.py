@@ -22,7 +22,7 @@ from meshwright.training.data.chat import JinjaChat
 from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.records import RecordCounts, read_records, rules_from_options
 from meshwright.training.data.templates import TEMPLATE_DATE, render
-from meshwright.training.data.tokenization import _encode
+from meshwright.training.data.tokenization import _encode, _parts
 from meshwright.training.data.tokenizer import JsonTokenizer, tokenizer_from_path
 
 TALK = [
@@ -74,7 +74,7 @@ def tokens_of(tokenizer: JsonTokenizer, record: dict[str, Any], **rules: str) ->
     documents = list(
         read_records(records, rules=rules_from_options(rules, name="x"), chat=tokenizer.chat, counts=RecordCounts())
     )
-    (tokens,) = _encode(documents, tokenizer)
+    (tokens,) = _encode([*_parts(documents)], tokenizer)
     assert tokens.trained_N is not None
     edges = np.flatnonzero(np.diff(np.concatenate([[0], tokens.trained_N.astype(int), [0]])))
     decode = tokenizer._tokenizer.decode
@@ -126,7 +126,7 @@ def test_tokens_are_those_of_transformers_and_answers_are_trained(vocabulary: st
 def test_generation_blocks_are_those_of_transformers(vocabulary: str) -> None:
     transformers = pytest.importorskip("transformers")
     tokenizer = our_tokenizer(vocabulary, known.GENERATION)
-    (document,) = _encode([tokenizer.chat.render(Conversation(messages=BRIEF))], tokenizer)
+    (document,) = _encode([*_parts([tokenizer.chat.render(Conversation(messages=BRIEF))])], tokenizer)
     theirs = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer.from_str(vocabulary), bos_token="<s>", eos_token="</s>"
     ).apply_chat_template(BRIEF, chat_template=known.GENERATION, return_dict=True, return_assistant_tokens_mask=True)
