@@ -105,6 +105,25 @@ def test_the_process_that_was_lost_is_named_and_not_those_that_lost_it(how, reas
     assert time.monotonic() - begun_s < 60  # not the timeout of a collective
 
 
+@pytest.mark.distributed
+def test_an_error_that_is_written_in_part_is_no_error_of_the_program(monkeypatch):
+    """A process that is ended as it writes its error leaves an empty file, which PyTorch reads."""
+    from torch.multiprocessing.spawn import ProcessContext, ProcessException
+
+    from meshwright.training.processes import WorkerLostError, run_ranks
+
+    def join(context: ProcessContext, **options: float) -> bool:
+        try:
+            return whole(context, **options)
+        except ProcessException:
+            raise EOFError from None
+
+    whole = ProcessContext.join
+    monkeypatch.setattr(ProcessContext, "join", join)
+    with pytest.raises(WorkerLostError, match=r"process 1 of 2 was lost: .*exit code 0"):
+        run_ranks(leave_early, 0, num_ranks=2, device_type="cpu")
+
+
 def fail(rank: int, world_size: int, payload: None) -> None:
     from meshwright.errors import InputError
 

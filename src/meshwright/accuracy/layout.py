@@ -93,14 +93,15 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
 
 
 def _offload(row: CsvRow, software: Software) -> Offload:
-    """Optimizer states in host memory, where the stack's "CPU offload" means that."""
+    """Optimizer states in host memory, where "CPU offload" means that: FSDP's policy, and not Megatron's options."""
     said = read_statements(row.text("notes"))
     if said.value("optimizer_offload"):
         return Offload.OPTIMIZER
     if said.value("offload") is False:
         return Offload.NONE
     offloads = re.search(r"\bcpu[ -]offload\b", row.text("notes"), re.IGNORECASE)
-    on_host = offloads and stack_facts(software.stack.framework).updates_on_host
+    facts = stack_facts(software.stack.framework)
+    on_host = offloads and facts.updates_on_host and facts.lineage.startswith("pytorch")
     return Offload.OPTIMIZER if on_host else Offload.NONE
 
 

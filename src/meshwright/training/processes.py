@@ -18,6 +18,7 @@ from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -184,10 +185,11 @@ def _run_here(start: _Start) -> None:
                 )  # before `join` ends others
                 if lost is not None:
                     _end_after(workers, lost[0])
-        except (ProcessExitedException, ProcessRaisedException) as error:
+        except (ProcessExitedException, ProcessRaisedException, EOFError, UnpicklingError) as error:
             if not failures.empty():
                 raise failures.get() from None
-            index, reason = lost or (error.error_index, _reason(error))
+            # PyTorch may read the error of a process that was ended as it wrote it: then there is no more than a part.
+            index, reason = lost or (getattr(error, "error_index", 0), _reason(error))
             failure = WorkerLostError(
                 f"process {index} of {start.num_ranks} was lost: {reason}",
                 hint="resume from the last checkpoint with --resume",

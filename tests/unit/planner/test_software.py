@@ -146,7 +146,7 @@ def test_optimizer_states_go_to_host_memory_where_nothing_fits_otherwise():
     assert planned(run).plan == plan
 
 
-@pytest.mark.parametrize("asked", [("native", *STATES, "optimizer={name: lion}"), ("megatron", *STATES)])
+@pytest.mark.parametrize("asked", [("native", *STATES, "optimizer={name: lion}"), ("torchtitan", *STATES)])
 def test_engines_optimizers_and_devices_without_it_keep_states_on_the_device(asked):
     with pytest.raises(InfeasibleError, match=r"^device memory"):
         result_of(run_of(*asked))
