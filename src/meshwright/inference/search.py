@@ -135,9 +135,9 @@ def search_layouts(question: ServingQuestion) -> ServingSearch:
         except InfeasibleError as error:
             verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=error.message))
             continue
-        points += _grid(asked, question.load, limit, places)
+        points += (grid := _grid(asked, question.load, limit, places))
         fewest = min((v.best.layout.num_devices for v in verdicts if v.best is not None), default=inf)
-        verdicts.append(_verdict(question, asked, limit, places, fewest))
+        verdicts.append(_unless_more_finishes_less(question, _verdict(question, asked, limit, places, fewest), grid))
     verdicts.sort(key=lambda v: -inf if v.best is None else _rank(question, v.best), reverse=True)
     points += [v.best for v in verdicts if v.best is not None]
     best = verdicts[0].best if verdicts else None
@@ -212,6 +212,25 @@ def _verdict(
     return LayoutVerdict(
         layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, best=best, stopped_by=stopped_by
     )
+
+
+def _unless_more_finishes_less(
+    question: ServingQuestion, verdict: LayoutVerdict, grid: Sequence[LayoutPoint]
+) -> LayoutVerdict:
+    """The verdict, or the point of fewer requests that has a higher rate.
+
+    Prompts hide behind the weights that a step reads, until the tokens that it decodes hide behind them as well.
+    """
+    if verdict.best is None or verdict.prefill_replicas or question.requests_per_s is not None:
+        return verdict
+    best = max((point for point in grid if point.keeps(question.bounds)), key=_output_rate, default=verdict.best)
+    if best.output_tokens_per_s <= verdict.best.output_tokens_per_s:
+        return verdict
+    return replace(verdict, best=best, stopped_by="more in flight finish fewer")
+
+
+def _output_rate(point: LayoutPoint) -> float:
+    return point.output_tokens_per_s
 
 
 def _pieces(asked: Server, limit: BatchLimit) -> Iterator[tuple[float, float]]:

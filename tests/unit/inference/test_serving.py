@@ -270,7 +270,7 @@ def test_a_rate_is_served_between_powers_of_two_in_flight():
     bounds = LatencyLimits(itl_s=0.05)
     for cluster in ("h100-8x4", "h100-8x8"):
         best = search_layouts(question(cluster=cluster, requests_per_s=100.0, bounds=bounds)).best
-        assert (best.layout.tensor, best.layout.num_devices) == (2, 28)
+        assert (best.layout.tensor, best.layout.num_devices) == (2, 30)
         assert best.requests_per_s == pytest.approx(100)
         assert best.itl_s < 0.05
 
