@@ -114,9 +114,9 @@ def prefill_seconds(
     own = num_steps if decode_step is None else num_steps * (1 - mixes)
     shared = num_steps - own
     decoded_s = 0.0 if decode_step is None else decode_step.linear
-    beside_s = shared * np.maximum(decoded_s**SHARPNESS - weights_s**SHARPNESS, 0.0) ** (1 / SHARPNESS)
+    decode_math_s = shared * np.maximum(decoded_s**SHARPNESS - weights_s**SHARPNESS, 0.0) ** (1 / SHARPNESS)
     found = StepSeconds(
-        linear=smooth_maximum(num_steps * weights_s, math_s + beside_s) - shared * decoded_s,
+        linear=smooth_maximum(num_steps * weights_s, math_s + decode_math_s) - shared * decoded_s,
         attention=work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
         elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
         communication=work.collective_s * rates.collective_factor + own * work.num_collectives * rates.collective_s,
