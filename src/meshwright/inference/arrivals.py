@@ -21,6 +21,7 @@ import numpy as np
 from meshwright.arrays import FloatArray, scalar
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.batching import BatchingReplica, serve
+from meshwright.inference.rates import step_seconds
 from meshwright.inference.server import Server, full, rate_load, states, transfer_s
 from meshwright.inference.serving import (
     BatchLimit,
@@ -234,7 +235,7 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
 
     @cache
     def prompts_s(part: float, decoding: int) -> float:
-        decode_step = steady(work.take(decoding - 1), rates).step if decoding else None
+        decode_step = step_seconds(work.take(decoding - 1).decode, rates) if decoding else None
         return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step)) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else preempted(load, limit, asked.engine, layout.replicas)

@@ -223,14 +223,14 @@ def _unless_more_finishes_less(
     """
     if verdict.best is None or verdict.prefill_replicas or question.requests_per_s is not None:
         return verdict
-    best = max((point for point in grid if point.keeps(question.bounds)), key=_output_rate, default=verdict.best)
+    best = max(
+        (point for point in grid if point.keeps(question.bounds)),
+        key=lambda point: point.output_tokens_per_s,
+        default=verdict.best,
+    )
     if best.output_tokens_per_s <= verdict.best.output_tokens_per_s:
         return verdict
     return replace(verdict, best=best, stopped_by="more in flight finish fewer")
-
-
-def _output_rate(point: LayoutPoint) -> float:
-    return point.output_tokens_per_s
 
 
 def _pieces(asked: Server, limit: BatchLimit) -> Iterator[tuple[float, float]]:

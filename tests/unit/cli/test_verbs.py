@@ -21,7 +21,7 @@ PRESENT = list(main.VERBS)
 
 
 def leaves(name: str) -> dict[str, click.Command]:
-    """The command of a verb, or those of a group of them, by what one types."""
+    """Return the command of a verb, or each command of a group, by the words that a user types."""
     command = main.group.get_command(click.Context(main.group), name)
     assert command is not None
     if not isinstance(command, LazyGroup):

@@ -80,6 +80,20 @@ def test_it_comes_back_as_it_went(name, file, tmp_path):
     )
 
 
+@pytest.mark.parametrize("file", ["megatron_lm.args", "megatron_bridge.yaml"])
+@pytest.mark.parametrize(("share", "where"), [("1.0", "optimizer"), ("0.0", "none"), ("", None)])
+def test_a_share_of_no_states_in_host_memory_is_read_as_none(file, share, where, tmp_path):
+    """Without it Megatron-LM's options offload all of them, and Megatron-Bridge's fields none."""
+    _, files = exported("states in host memory")
+    lines = files[file].splitlines()
+    (k,) = (k for k, line in enumerate(lines) if "offload" in line and "fraction" in line)
+    lines[k : k + 1] = [lines[k].replace("1.0", share)] if share else []
+    path = tmp_path / f"changed{Path(file).suffix}"
+    path.write_text("\n".join(lines))
+    found = contract.import_run(str(path), cluster="h100-8x2").content["parallel"].get("offload", "none")
+    assert found == (where or ("optimizer" if file.endswith(".args") else "none"))
+
+
 @pytest.mark.parametrize(
     ("key", "overrides"),
     [

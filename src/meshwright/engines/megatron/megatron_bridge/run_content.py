@@ -189,6 +189,9 @@ def _combined(fields: BridgeFields) -> dict[str, Any]:
         **_training(fields),
         **_overlaps(fields),
         "cpu-offloading-num-layers": _offloaded_layers(fields),
+        "optimizer-cpu-offload": bool(
+            fields["optimizer.optimizer_cpu_offload"] and fields["optimizer.optimizer_offload_fraction"]
+        ),  # the field's share is 0 by default, the option's 1
         "make-vocab-size-divisible-by": _padding(fields),
         "cross-entropy-loss-fusion": bool(fields["model.cross_entropy_loss_fusion"]),
     }

@@ -212,7 +212,7 @@ def yaml_node(source: str) -> Any:
 def _without_unset(words: Sequence[Word], text: str) -> tuple[list[Word], list[str]]:
     """Return the words without variables that nothing in the script's `text` sets, where options may stand; and notes.
 
-    The shell leaves them out, too. What the text sets somewhere depends on what is not known.
+    The shell leaves them out, too. A variable that the text sets somewhere stays: its value is unknown, not absent.
     """
     kept: list[Word] = []
     missing: dict[str, None] = {}

@@ -105,7 +105,8 @@ def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str
     num_stages = degrees.pipeline * plan.get("virtual_pipeline", 1)
     counts = plan.get("layers_per_stage") or layers_per_stage(num_layers, num_stages)
     plan["recompute"] = _recompute(options, counts, pipeline=degrees.pipeline)
-    if options.flag("optimizer-cpu-offload"):
+    share = options.unread.get("optimizer-offload-fraction")
+    if options.flag("optimizer-cpu-offload") and not (share and {*share.values} <= {"0", "0.0"}):
         plan["offload"] = "optimizer"
     if options.flag("use-tp-pp-dp-mapping"):
         plan["axis_order"] = AxisOrder.DATA_OUTERMOST.value
