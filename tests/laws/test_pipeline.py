@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from meshwright.cost.pipeline.closed_form import in_flight, waiting_s
 from meshwright.cost.pipeline.graph import event_graph
 from meshwright.cost.pipeline.orders import OpKind
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall
-from meshwright.cost.pipeline.simulate import Sends, StageTimes, peak_in_flight, simulate
+from meshwright.cost.pipeline.simulate import MOST_TOGETHER, Sends, StageTimes, lengths_s, peak_in_flight, simulate
 from meshwright.specs.plan import SCHEDULES, Schedule
 
 TINY = 1e-9
@@ -54,6 +55,14 @@ def uneven(draw, shape: PipelineShape, sends=any_sends) -> StageTimes:
         pair_saving_s=least * draw(st.sampled_from([0, 0.5, 1])),
         sends=draw(sends),
     )
+
+
+@given(st.data(), st.lists(shapes(), min_size=1, max_size=5), st.sampled_from([1, 300, MOST_TOGETHER]))
+def test_plans_are_as_long_together_as_each_of_them(data, several, most):
+    cases = [(shape, data.draw(uneven(shape))) for shape in several]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys.modules[lengths_s.__module__], "MOST_TOGETHER", most)
+        assert lengths_s(cases) == [simulate(*case).step_s for case in cases]
 
 
 @given(st.data(), shapes())

@@ -18,7 +18,7 @@ from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.objective import goal_for
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.savings import ranking_value
-from meshwright.planner.screen import cost_model
+from meshwright.planner.screen import cost_model, no_event_graphs
 from meshwright.planner.search import LAYOUT_COLUMNS, Distinct, search
 from meshwright.planner.space import default_space, enumerate_plans, num_rows
 from meshwright.planner.switches import open_values, with_values
@@ -89,7 +89,7 @@ def test_search_equals_exhaustive_search(request, objective, distinct, data):
     options = open_values(replace(request, stack=replace(request.stack, is_open=True)))
     request = with_values(request, {name: options[name] for name in options if data.draw(st.booleans(), label=name)})
     goal = goal_for(objective, cluster=request.cluster, num_steps=100)
-    model = replace(cost_model(request), refine=lambda plan, steps: None)
+    model = replace(cost_model(request), refine=no_event_graphs)
     plans = fitting_plans(request, default_space(request), model)
     values = [ranking_value(goal.value(model.steps(p)), p.stored_mask) for p in plans]
     expected = best_first(plans, np.concatenate([np.empty(0), *values]), distinct)[:7]
@@ -145,7 +145,7 @@ def test_fixing_what_the_winner_has_changes_nothing(request, data):
 @FEW
 @given(requests())
 def test_more_memory_is_never_slower(request):
-    model = replace(cost_model(request), refine=lambda plan, steps: None)
+    model = replace(cost_model(request), refine=no_event_graphs)
     little = search(request, top=1, model=model).best
     twice = replace(model.memory_budget, capacity_bytes=2 * model.memory_budget.capacity_bytes)
     much = search(request, top=1, model=replace(model, memory_budget=twice)).best

@@ -25,7 +25,7 @@ from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, sys
 from meshwright.cost.step import StepTable, estimate_steps, step_details
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, kinds_of, log_variances, spread
-from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
+from meshwright.planner.finalists import simulate_pipeline, step_with_pipeline_s
 from meshwright.planner.generations import PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
@@ -58,10 +58,10 @@ def estimate_plan(
     factors = factors_of(request.cluster, request.precision, request.stack)
     steps, variances = steps_and_variances(request, row, calibration=calibration, load_factor=load_factor)
     factor = float(spread(variances)[0])
-    simulated = simulated_step_s(plan, steps)
+    timeline = simulate_pipeline(plan, steps)
     closed = float(np.ravel(steps.step_s)[0])
-    step_s = closed if simulated is None else simulated
-    memory, budget, timeline = (_memory_table(request, row), request.memory_budget, simulate_pipeline(plan, steps))
+    step_s = closed if timeline is None else step_with_pipeline_s(steps, timeline.step_s)
+    memory, budget = _memory_table(request, row), request.memory_budget
     mixed = mixed_step(request, plan)
     if mixed is not None:
         steps, step_s, closed, timeline = mixed.steps, mixed.step_s, mixed.step_s, mixed.timeline

@@ -6,6 +6,7 @@ the pipeline's part of the step is replaced, everything else stands as `cost.ste
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,7 +14,7 @@ import numpy as np
 from meshwright.arrays import FloatArray, scalar
 from meshwright.cost.layers import LayerTimes
 from meshwright.cost.pipeline.schedules import PipelineShape, schedule_shortfall, shape_of
-from meshwright.cost.pipeline.simulate import StageTimes, Timeline, simulate
+from meshwright.cost.pipeline.simulate import StageTimes, Timeline, lengths_s, simulate
 from meshwright.cost.stages import layers_per_stage
 from meshwright.cost.step import RankTimes, StepTable, oversubscribed_s
 from meshwright.specs.plan import Plan
@@ -24,19 +25,31 @@ MAX_OPERATIONS = 400_000
 OUTSIDE_PIPELINE = ("bubble", "data_parallel", "optimizer", "fixed", "stragglers")
 
 
-def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
-    """Seconds of one step of `plan`; None without a pipeline or when its graph is too large.
+def simulated_steps_s(plans: Sequence[Plan], steps: Sequence[StepTable]) -> list[float | None]:
+    """Seconds of one step of every plan; None without a pipeline or when its graph is too large.
 
-    `steps` holds the one row that `cost.step` computed for `plan`.
+    `steps` holds for every plan the one row that `cost.step` computed for it.
     """
-    timeline = simulate_pipeline(plan, steps)
-    if timeline is None:
-        return None
+    cases = [_pipeline(plan, row) for plan, row in zip(plans, steps, strict=True)]
+    lengths_of = iter(lengths_s([case for case in cases if case is not None]))
+    return [
+        None if case is None else step_with_pipeline_s(row, next(lengths_of))
+        for case, row in zip(cases, steps, strict=True)
+    ]
+
+
+def simulated_step_s(plan: Plan, steps: StepTable) -> float | None:
+    """`simulated_steps_s` of one plan."""
+    return simulated_steps_s([plan], [steps])[0]
+
+
+def step_with_pipeline_s(steps: StepTable, pipeline_s: float) -> float:
+    """Seconds of the step whose pipeline takes `pipeline_s` before calibrated factors; `steps` holds its one row."""
     scale = graph_scale(steps)
-    pipeline_s = scalar(
-        oversubscribed_s(timeline.step_s * scale.factor, scale.in_pipeline_s, scalar(steps.cpu_oversubscription))
+    scaled_s = scalar(
+        oversubscribed_s(pipeline_s * scale.factor, scale.in_pipeline_s, scalar(steps.cpu_oversubscription))
     )
-    return (scale.outside_s + pipeline_s) * scale.straggle
+    return (scale.outside_s + scaled_s) * scale.straggle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +86,17 @@ def num_operations(shape: PipelineShape) -> int:
 
 
 def simulate_pipeline(plan: Plan, steps: StepTable) -> Timeline | None:
-    """The event graph of one step's pipeline, before calibrated factors; None as in `simulated_step_s`."""
+    """The event graph of one step's pipeline, before calibrated factors; None as in `simulated_steps_s`."""
+    case = _pipeline(plan, steps)
+    return None if case is None else simulate(*case)
+
+
+def _pipeline(plan: Plan, steps: StepTable) -> tuple[PipelineShape, StageTimes] | None:
     num_micro = round(scalar(steps.num_micro_batches))
     shape = shape_of(plan, num_micro_batches=num_micro)
     if plan.pipeline == 1 or num_operations(shape) > MAX_OPERATIONS or schedule_shortfall(shape) is not None:
         return None
-    return simulate(shape, stage_times(shape, plan.layers_per_stage, steps.stages))
+    return shape, stage_times(shape, plan.layers_per_stage, steps.stages)
 
 
 def stage_times(shape: PipelineShape, given: tuple[int, ...] | None, stages: RankTimes) -> StageTimes:

@@ -19,12 +19,12 @@ from meshwright.cost.memory import memory_parts
 from meshwright.cost.pipeline.schedules import shape_of
 from meshwright.cost.uncertainty import spread
 from meshwright.planner.estimate import steps_and_variances
-from meshwright.planner.finalists import num_operations, simulated_step_s
+from meshwright.planner.finalists import MAX_OPERATIONS, num_operations, simulated_steps_s
 from meshwright.planner.generations import budget_of_rank
 from meshwright.planner.joint_search import by_speed, each_on_parts
 from meshwright.planner.objective import Goal
 from meshwright.planner.request import PlanRequest
-from meshwright.planner.screen import cost_model
+from meshwright.planner.screen import cost_model, no_event_graphs
 from meshwright.planner.search import Counts, Distinct, RankedPlan, StageClock, best_first, search
 from meshwright.planner.space import plan_table
 from meshwright.specs.plan import Plan
@@ -85,7 +85,7 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int, simulated: Sequ
 
     `simulated`: plans that a search of layouts ranks by their event graphs, listed whatever their closed forms say.
     """
-    model = replace(cost_model(request), refine=lambda plan, steps: None)
+    model = replace(cost_model(request), refine=no_event_graphs)
     result = search(request, top=most, goal=goal, model=model, distinct=Distinct.PLANS, slack=FRONT_SLACK)
     listed = {ranked.plan: ranked for ranked in (*result.plans, *result.front, *simulated)}
     ranked = sorted(listed.values(), key=best_first)  # stable: ties keep the search's order
@@ -120,18 +120,18 @@ def scored_plans(request: PlanRequest, *, goal: Goal, most: int, simulated: Sequ
 
 def _simulated(plans: Sequence[RankedPlan], *, operations: int) -> list[RankedPlan]:
     """The same plans; those with a pipeline have the step time of its event graph while the budget lasts."""
-    found, left = [], operations
-    for ranked in plans:
+    found, tried, left = list(plans), [], operations
+    for i, ranked in enumerate(plans):
         num_micro = round(float(np.ravel(ranked.steps.num_micro_batches)[0]))
         cost = num_operations(shape_of(ranked.plan, num_micro_batches=num_micro))
-        is_tried = ranked.plan.pipeline > 1 and cost <= left and not ranked.is_simulated
-        step_s = simulated_step_s(ranked.plan, ranked.steps) if is_tried else None
-        if step_s is None:
-            found.append(ranked)
-            continue
-        left -= cost
-        value = ranked.value * step_s / ranked.closed_form_s
-        found.append(replace(ranked, value=value, step_s=step_s, is_simulated=True))
+        if ranked.plan.pipeline > 1 and cost <= min(left, MAX_OPERATIONS) and not ranked.is_simulated:
+            tried.append(i)
+            left -= cost
+    steps_s = simulated_steps_s([found[i].plan for i in tried], [found[i].steps for i in tried])
+    for i, step_s in zip(tried, steps_s, strict=True):
+        if step_s is not None:
+            value = found[i].value * step_s / found[i].closed_form_s
+            found[i] = replace(found[i], value=value, step_s=step_s, is_simulated=True)
     return found
 
 

@@ -15,7 +15,7 @@ plans for the price of one. Layers of shapes that differ in their pipelines' sch
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,7 +27,7 @@ from meshwright.cost.memory import MemoryConstants, MemoryTable, estimate_memory
 from meshwright.cost.rates import SystemRates, system_rates
 from meshwright.cost.step import StepTable, estimate_steps, without_updates_s
 from meshwright.cost.tables import RECOMPUTES, PlanTable
-from meshwright.planner.finalists import simulated_step_s
+from meshwright.planner.finalists import simulated_step_s, simulated_steps_s
 from meshwright.planner.generations import mixed_step
 from meshwright.planner.request import PlanRequest
 from meshwright.specs.memory_budget import MemoryBudget
@@ -46,7 +46,8 @@ class CostModel:
     memory_budget: MemoryBudget
     host_bytes: Callable[[PlanTable], Array]  # of tensors that each plan keeps in host memory for its fullest device
     usable_host_bytes: float = float("inf")  # for each device
-    refine: Callable[[Plan, StepTable], float | None] = simulated_step_s  # step time of a finalist
+    refine: Callable[[Sequence[Plan], Sequence[StepTable]], Sequence[float | None]] = simulated_steps_s
+    """Step times of finalists; None keeps the closed form's."""
 
     def fits(self, plan: PlanTable, reserved_bytes: Array) -> Mask:
         """True for plans that fit, in the memory of a device and in that of its host."""
@@ -93,14 +94,22 @@ def cost_model_with(request: PlanRequest, *, rates: SystemRates, constants: Memo
         ),
         bound_s=lambda plan: np.asarray(without_updates_s(plan=relaxation(plan), rates=rates, **facts)),
         memory_budget=request.memory_budget,
-        refine=partial(finalist_step_s, request) if request.cluster.parts else simulated_step_s,
+        refine=partial(finalist_steps_s, request) if request.cluster.parts else simulated_steps_s,
     )
 
 
-def finalist_step_s(request: PlanRequest, plan: Plan, steps: StepTable) -> float | None:
-    """Step time of a finalist on a cluster of several parts, with stages on their own parts if they can lie there."""
-    mixed = mixed_step(request, plan)
-    return simulated_step_s(plan, steps) if mixed is None else mixed.step_s
+def finalist_steps_s(request: PlanRequest, plans: Sequence[Plan], steps: Sequence[StepTable]) -> Sequence[float | None]:
+    """Step times of finalists on a cluster of several parts, with stages on their own parts if they can lie there."""
+    all_mixed = [mixed_step(request, plan) for plan in plans]
+    return [
+        simulated_step_s(plan, row) if mixed is None else mixed.step_s
+        for plan, row, mixed in zip(plans, steps, all_mixed, strict=True)
+    ]
+
+
+def no_event_graphs(plans: Sequence[Plan], steps: object) -> Sequence[None]:
+    """For `CostModel.refine`: the search ranks by closed forms."""
+    return [None] * len(plans)
 
 
 def relaxation(plan: PlanTable) -> PlanTable:

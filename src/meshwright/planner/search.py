@@ -470,26 +470,24 @@ def _unbeaten(plans: Sequence[RankedPlan]) -> tuple[RankedPlan, ...]:
 
 
 def _ranked(rows: PlanTable, model: CostModel, goal: Goal, space: Space) -> list[RankedPlan]:
-    """Every row with its step and its memory, costed in one evaluation and simulated one by one."""
+    """Every row with its step and its memory, costed and simulated together."""
     steps, memory = model.steps(rows), model.memory(rows)
     values = np.ravel(goal.value(steps))
+    singles = [step_rows(steps, np.array([i])) for i in range(num_rows(rows))]
+    plans = [plan_from_row(rows.take(i), splits=space.splits) for i in range(num_rows(rows))]
     found = []
-    for i in range(num_rows(rows)):
-        row = np.array([i])
-        single = step_rows(steps, row)
-        plan = plan_from_row(rows.take(i), splits=space.splits)
-        closed = float(np.ravel(single.step_s)[0])
-        simulated = model.refine(plan, single)
+    for i, simulated in enumerate(model.refine(plans, singles)):
+        closed = float(np.ravel(singles[i].step_s)[0])
         step_s = closed if simulated is None else simulated
         found.append(
             RankedPlan(
-                plan=plan,
+                plan=plans[i],
                 value=float(values[i]) * step_s / closed,
                 step_s=step_s,
                 closed_form_s=closed,
                 is_simulated=simulated is not None,
-                steps=single,
-                memory=memory.take(row),
+                steps=singles[i],
+                memory=memory.take(np.array([i])),
             )
         )
     return found

@@ -11,7 +11,7 @@ from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.planner.legality import legal_mask, legality_context
 from meshwright.planner.request import PlanRequest, request_for
 from meshwright.planner.savings import ranking_value
-from meshwright.planner.screen import CostModel, cost_model, relaxation
+from meshwright.planner.screen import CostModel, cost_model, no_event_graphs, relaxation
 from meshwright.planner.search import Distinct, search
 from meshwright.planner.space import Space, default_space, enumerate_plans, shapes
 from meshwright.runfile import from_options
@@ -25,7 +25,7 @@ def request(model, cluster, engine="native", seq_len=4096, batch=64, **fixed) ->
 
 def closed_form(wanted: PlanRequest) -> CostModel:
     """The cost model without event graphs, so that the search and the oracle score alike."""
-    return replace(cost_model(wanted), refine=lambda plan, steps: None)
+    return replace(cost_model(wanted), refine=no_event_graphs)
 
 
 def exhaustive_s(wanted: PlanRequest, space: Space) -> np.ndarray:
@@ -185,7 +185,7 @@ def test_the_front_trades_time_for_memory():
 def test_the_front_is_filtered_after_simulation():
     wanted = request("llama3-8b", "h100-8x2", pipeline=4)
     slower = iter(1.0 + 0.01 * k for k in range(10_000))  # no two alike: the event graph disagrees
-    model = replace(cost_model(wanted), refine=lambda plan, steps: float(steps.step_s[0]) * next(slower))
+    model = replace(cost_model(wanted), refine=lambda plans, steps: [float(s.step_s[0]) * next(slower) for s in steps])
     front = search(wanted, top=1, slack=0.3, model=model).front
     pairs = [(r.value, r.reserved_bytes) for r in front]
     assert len(pairs) > 1

@@ -2,12 +2,13 @@
 
     end(op) = max(end(previous on its rank), end(producer of its input) + transfer) + duration
 
-`simulate` gives the whole timeline of one plan. It is exact for uneven stages: embedding, head, dense first
-layers and multi-token prediction are simply longer or shorter stages.
+`simulate` gives the whole timeline of one plan, `lengths_s` the time of several plans at once. Both are exact for
+uneven stages: embedding, head, dense first layers and multi-token prediction are simply longer or shorter stages.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from itertools import pairwise
@@ -17,10 +18,14 @@ from numpy.typing import ArrayLike
 
 from meshwright.arrays import FloatArray
 from meshwright.cost.pipeline.graph import EventGraph, event_graph
+from meshwright.cost.pipeline.orders import IntArray
 from meshwright.cost.pipeline.schedules import PipelineShape
 
 TRANSFER, PAIR_SAVING = 4, 5
 """Rows of `StageTimes.table` after the four `OpKind`s."""
+
+MOST_TOGETHER = 400_000
+"""Operations of graphs that are walked together: their arrays take some 20 MB."""
 
 
 class Sends(Enum):
@@ -79,12 +84,9 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
     Raises ValueError for an illegal shape: ask `schedule_shortfall` first.
     """
     graph = event_graph(shape)
-    table = times.table(shape.num_stages)
-    if table.shape[-1] != 1:
-        raise ValueError(f"times hold {table.shape[-1]} plans, not one")
-    duration_s, delay_s = _durations(graph, table, times.sends)
-    end_s = _ends(graph, duration_s, delay_s)[:, 0]
-    start_s = end_s - duration_s[:, 0]
+    duration_s, delay_s = _durations(graph, times)
+    end_s = _ends(graph, duration_s, delay_s)
+    start_s = end_s - duration_s
     start_s[graph.pair_forward] = start_s[graph.pair_backward]
     end_s[graph.pair_forward] = end_s[graph.pair_backward]
     return Timeline(
@@ -92,9 +94,24 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
         start_s=start_s,
         end_s=end_s,
         step_s=float(end_s.max()),
-        busy_s=_sum_by_rank(graph, duration_s[:, 0]),
+        busy_s=_sum_by_rank(graph, duration_s),
         peak_in_flight=peak_in_flight(shape),
     )
+
+
+def lengths_s(cases: Sequence[tuple[PipelineShape, StageTimes]]) -> list[float]:
+    """`simulate(...).step_s` of every case; small graphs are walked together, as calls cost more than numbers."""
+    found: list[float] = []
+    graphs = [event_graph(shape) for shape, _ in cases]
+    first = 0
+    while first < len(cases):
+        last, num_ops = first + 1, graphs[first].num_ops
+        while last < len(cases) and num_ops + graphs[last].num_ops <= MOST_TOGETHER:
+            num_ops += graphs[last].num_ops
+            last += 1
+        found += _lengths(graphs[first:last], [times for _, times in cases[first:last]])
+        first = last
+    return found
 
 
 def peak_in_flight(
@@ -118,11 +135,15 @@ def peak_in_flight(
     return np.maximum.reduceat(np.cumsum(change), graph.rank_bounds[:-1])
 
 
-def _durations(graph: EventGraph, table: FloatArray, sends: Sends) -> tuple[FloatArray, FloatArray]:
-    """Time of every operation and of the transfer of its input, each [num_ops, num_plans]."""
-    transfer, saving = table[TRANSFER] * graph.shape.hop_crosses[:, None], table[PAIR_SAVING]
+def _durations(graph: EventGraph, times: StageTimes) -> tuple[FloatArray, FloatArray]:
+    """Time of every operation and of the transfer of its input, each [num_ops]."""
+    table = times.table(graph.shape.num_stages)
+    if table.shape[-1] != 1:
+        raise ValueError(f"times hold {table.shape[-1]} plans, not one")
+    table = table[..., 0]
+    transfer, saving = table[TRANSFER] * graph.shape.hop_crosses, table[PAIR_SAVING]
     duration = table[graph.kind, graph.stage]
-    if sends is Sends.BLOCKING:
+    if times.sends is Sends.BLOCKING:
         duration += transfer[graph.output_hop]
         delay = np.zeros_like(duration)
     else:
@@ -138,12 +159,47 @@ def _sum_by_rank(graph: EventGraph, values: FloatArray) -> FloatArray:
 
 
 def _ends(graph: EventGraph, duration_s: FloatArray, delay_s: FloatArray) -> FloatArray:
-    """[num_ops, num_plans], level by level. One more row, of zeros, stands for "nothing to wait for"."""
-    end_s = np.zeros((graph.num_ops + 1, duration_s.shape[1]))
-    bounds = graph.level_bounds.tolist()
-    for first, last in pairwise(bounds):
-        ready = end_s[graph.producer[first:last]]
+    """[num_ops] of a graph."""
+    return _ends_by_level(graph.producer, graph.previous, graph.level_bounds, duration_s, delay_s)
+
+
+def _lengths(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> list[float]:
+    """Longest paths of several graphs, whose operations of one level are evaluated as one vector."""
+    if len(graphs) == 1:
+        return [float(_ends(graphs[0], *_durations(graphs[0], times[0])).max())]
+    sizes = [graph.num_ops for graph in graphs]
+    starts, total = np.cumsum([0, *sizes]), sum(sizes)
+    level = np.concatenate([np.repeat(np.arange(len(g.level_bounds) - 1), np.diff(g.level_bounds)) for g in graphs])
+    by_level = np.argsort(level, kind="stable")
+    position = np.empty(total + 1, dtype=np.int32)
+    position[by_level] = np.arange(total, dtype=np.int32)
+    position[total] = total
+
+    def together(waits_for: Sequence[IntArray]) -> IntArray:
+        """The operations waited for, of each graph, as positions among all of them."""
+        here = [np.where(w == n, total, w + s) for w, n, s in zip(waits_for, sizes, starts, strict=False)]
+        return position[np.concatenate(here)[by_level]]
+
+    pairs = [_durations(graph, time) for graph, time in zip(graphs, times, strict=True)]
+    duration_s, delay_s = (np.concatenate(column)[by_level] for column in zip(*pairs, strict=True))
+    end_s = _ends_by_level(
+        together([g.producer for g in graphs]),
+        together([g.previous for g in graphs]),
+        np.cumsum(np.append(0, np.bincount(level))),
+        duration_s,
+        delay_s,
+    )
+    return np.maximum.reduceat(end_s[position[:-1]], starts[:-1]).tolist()
+
+
+def _ends_by_level(
+    producer: IntArray, previous: IntArray, level_bounds: IntArray, duration_s: FloatArray, delay_s: FloatArray
+) -> FloatArray:
+    """[num_ops], level by level. One more value, zero, stands for "nothing to wait for"."""
+    end_s = np.zeros(len(duration_s) + 1)
+    for first, last in pairwise(level_bounds.tolist()):
+        ready = end_s[producer[first:last]]
         ready += delay_s[first:last]
-        np.maximum(ready, end_s[graph.previous[first:last]], out=ready)
+        np.maximum(ready, end_s[previous[first:last]], out=ready)
         np.add(ready, duration_s[first:last], out=end_s[first:last])
     return end_s[:-1]

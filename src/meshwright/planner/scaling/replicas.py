@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.scaling.sizes import Costed, replica_devices
-from meshwright.planner.screen import cost_model
+from meshwright.planner.screen import cost_model, no_event_graphs
 from meshwright.planner.search import RankedPlan, search
 from meshwright.planner.space import default_space
 from meshwright.specs.plan import Plan
@@ -37,7 +37,7 @@ class Replica:
 def rank_replicas(request: PlanRequest, sizes: Iterable[int]) -> tuple[Replica, ...]:
     """The best plan for every replica size of `sizes` that has one, best first."""
     wanted = set(sizes)
-    model = replace(cost_model(request), refine=_unrefined)
+    model = replace(cost_model(request), refine=no_event_graphs)  # the winner of each size gets one
     best = _best_by_size(search(request, top=NUM_LAYOUTS, model=model).plans, wanted)
     for fixed in _width_pairs(request, wanted - best.keys()):
         narrow = search(request.fixing(**fixed), top=NUM_NARROW, model=model).plans
@@ -74,7 +74,3 @@ def _width_pairs(request: PlanRequest, sizes: set[int]) -> list[dict[str, int]]:
 
 def _costed(request: PlanRequest, plan: Plan) -> Costed:
     return Costed(request=request, estimate=estimate_plan(request, plan))
-
-
-def _unrefined(plan: Plan, steps: object) -> None:
-    """No event graph during the search: the winner of each size gets one."""
