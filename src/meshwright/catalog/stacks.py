@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from meshwright.catalog.engines import ANY, engine_facts
@@ -78,6 +79,7 @@ def stack_names() -> list[str]:
     return sorted(toml_table(_FILE))
 
 
+@cache
 def stack_facts(framework: str) -> StackFacts:
     """Facts about one framework; UnknownNameError names the nearest known one."""
     if framework not in stack_names():
