@@ -6,6 +6,7 @@ Whatever a route does not compute is refused: no number is wrong in silence.
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import pytest
 
@@ -23,9 +24,10 @@ from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import RouterForm, route_tokens
 from meshwright.kernels.fp8.casting import cast_both
-from meshwright.kernels.fp8.formats import Element, Scaling
+from meshwright.kernels.fp8.formats import Element, Scaling, stacked
 from meshwright.kernels.fp8.gated_casting import CastForm, cast_gated
 from meshwright.kernels.fp8.gemm import scaled_gemm
+from meshwright.kernels.fp8.grouped_gemm import grouped_rows
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_linear
 from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.labels import IGNORED_LABEL
@@ -41,8 +43,8 @@ def x(*shape, dtype=torch.float32):
     return drawn(*shape, dtype=dtype)
 
 
-def quantized(*shape):
-    return cast_both(x(*shape), element=Element.E4M3, scaling=Scaling.ROW)[0]
+def quantized(*shape, scaling=Scaling.ROW):
+    return cast_both(x(*shape), element=Element.E4M3, scaling=scaling)[0]
 
 
 Q, K, ANGLES = (2, 6, 4, 16), (2, 6, 2, 16), (1, 6, 1, 8)
@@ -74,6 +76,19 @@ UNFIT = {
         x(8), x(7), AdamStates(first=x(8), second=x(8)), STEP
     ),
     "factors that sum over other widths": lambda: scaled_gemm(quantized(16, 32), quantized(16, 16)),
+    **{
+        f"factors scaled by {a} and {b}": partial(
+            lambda a, b: scaled_gemm(quantized(256, 192, scaling=a), quantized(192, 192, scaling=b)), a, b
+        )
+        for a, b in product(Scaling, Scaling)
+        if (a, b) != (Scaling.BLOCK, Scaling.SQUARE) and (a != b or a is Scaling.SQUARE)
+    },
+    "rows of experts scaled by squares": lambda: grouped_rows(
+        quantized(256, 192, scaling=Scaling.SQUARE),
+        stacked([quantized(192, 192, scaling=Scaling.SQUARE)] * 2),
+        torch.tensor([128, 128]),
+        dtype=torch.float32,
+    ),
     "gate and up to be cast": lambda: cast_gated(
         x(16, 32), x(16, 16), kind="silu", form=CastForm(element=Element.E4M3, scaling=Scaling.ROW)
     ),
@@ -153,3 +168,25 @@ def test_a_label_outside_the_vocabulary_has_no_loss(outside, route, reduction):
     for loss in losses:
         assert loss.isnan().sum() == 1
         assert reduction == "sum" or loss.isnan()[3]
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy, in the interpreter
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias_E", [None, torch.linspace(-0.3, 0.4, 8)], ids=["", "bias"])
+@pytest.mark.parametrize("num_groups", [0, 2])
+@pytest.mark.parametrize("is_sigmoid", [False, True])
+@pytest.mark.parametrize("route", ["reference", TRITON])
+def test_a_logit_that_is_no_number_chooses_no_expert_twice(route, is_sigmoid, num_groups, bias_E, dtype):
+    """Two rows of a token for one expert would be added in an order that is not defined."""
+    logits_NE = x(6, 8, dtype=dtype).clone()
+    logits_NE[1, 3], logits_NE[2] = torch.nan, torch.nan
+    logits_NE[3, 5] = -torch.tensor(torch.nan)  # as x86 makes it of inf - inf
+    logits_NE[4, 2:4], logits_NE[5, :6] = torch.inf, -torch.inf
+    form = RouterForm(top_k=3, is_sigmoid=is_sigmoid, num_groups=num_groups, groups_per_token=min(num_groups, 1))
+    with demanding(router=route):
+        found = route_tokens(logits_NE, bias_E, form=form)
+    assert [len(set(experts)) for experts in found.experts_NC.tolist()] == [3] * 6
+    if dtype is torch.float32:  # the reference rounds scores to bf16, where more of them are equal
+        with demanding(router="reference"):
+            assert found.experts_NC.tolist() == route_tokens(logits_NE, bias_E, form=form).experts_NC.tolist()
+    assert found.weights_NC[2].isnan().all()

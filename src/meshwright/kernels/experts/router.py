@@ -4,7 +4,7 @@
     v = s + bias                             ranks the experts; the bias corrects the load, and has no gradient
     groups                                   a group is worth its best v, for sigmoid scores the sum of its best two;
                                              only the best groups of a token have experts to choose
-    experts = top-k of v                     largest first; the lower number first among equal values
+    experts = top-k of v                     largest first; the lower number first among equal values; NaN is +infinity
     w = scale s[experts] / Σ s[experts]      or not normalised
     z = log Σ exp(l)                         for a z-loss
 
@@ -81,6 +81,7 @@ def reference(logits_NE: Tensor, bias_E: Tensor | None, *, form: RouterForm) -> 
 
 def _first_of_largest(values_NE: Tensor, count: int) -> Tensor:
     """Return indices of the largest values, the largest first, equal values by index."""
+    values_NE = values_NE.where(values_NE == values_NE, torch.inf)  # NaN, whose sign the processor chooses
     if values_NE.dtype != torch.float32:
         return values_NE.sort(dim=-1, descending=True, stable=True).indices[:, :count]
     # Whole numbers in the order of the values, and of equal ones by index: topk of them is a third of a stable sort.

@@ -27,7 +27,8 @@ TILE = Tile(constants={"ROWS": 4}, num_warps=4)
 
 @triton.jit
 def first_of_largest(values, is_free, numbers, LAST: tl.constexpr):
-    """The largest of the free values of each row, and the first number that has it; `LAST` where all are NaN."""
+    """The largest of the free values of each row, NaN as infinity, and the first number that has it; else `LAST`."""
+    values = tl.where(values == values, values, float("inf"))
     best = tl.max(tl.where(is_free, values, float("-inf")), 1)
     found = tl.min(tl.where((values == best[:, None]) & is_free, numbers, LAST), 1)
     return best, found

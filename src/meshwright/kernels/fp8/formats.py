@@ -29,6 +29,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.errors import InputError
+
 BLOCK = 128
 MX_BLOCK = 32
 E8M0_BIAS, E8M0_NAN = 127, 255
@@ -108,6 +110,16 @@ class Quantized(ScaledValues):
         values = unpack_fp4(self.values)[:, :columns] if self.element is Element.E2M1 else self.values.float()
         scales = decode_e8m0(self.scales) if self.scaling is Scaling.MX else self.scales
         return (values * spread(scales, rows=rows, columns=columns, scaling=self.scaling)).to(dtype)
+
+
+def require_scalings(op: str, a: Quantized, b: Quantized) -> None:
+    """Raise InputError unless a GEMM of `a` and `b` finds a scale of each for every part of its sum."""
+    alike = a.scaling == b.scaling and a.scaling is not Scaling.SQUARE
+    if not alike and (a.scaling, b.scaling) != (Scaling.BLOCK, Scaling.SQUARE):
+        raise InputError(
+            f"{op}: factors with scales that do not fit together", got=f"{a.scaling} and {b.scaling}",
+            allowed="both alike but not square, or block and square",
+        )  # fmt: skip
 
 
 def stacked(matrices: Sequence[Quantized]) -> Quantized:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.fp8.formats import Quantized, Scaling
+from meshwright.kernels.fp8.formats import Quantized, Scaling, require_scalings
 from meshwright.kernels.fp8.triton_formats import serves_gemm
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
 
@@ -21,6 +21,7 @@ def scaled_gemm(a_MK: Quantized, b_NK: Quantized, *, dtype: torch.dtype = torch.
         raise InputError(
             "fp8_gemm: the factors sum over other numbers of columns", got=b_NK.shape[1], allowed=a_MK.shape[1]
         )
+    require_scalings("fp8_gemm", a_MK, b_NK)
     flags = frozenset({f"scaling:{a_MK.scaling}", f"element:{a_MK.element}", f"element:{b_NK.element}"})
     route = choose("fp8_gemm", a_MK.values, b_NK.values, flags=flags)
     return ROUTES["fp8_gemm"][route].function(a_MK, b_NK, dtype=dtype)

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.fp8.formats import BLOCK, Element, Quantized, Scaling
+from meshwright.kernels.fp8.formats import BLOCK, Element, Quantized, Scaling, require_scalings
 from meshwright.kernels.fp8.gemm import LIBRARY_MULTIPLE
 from meshwright.kernels.fp8.triton_formats import serves_gemm
 from meshwright.kernels.operators import operator
@@ -50,6 +50,7 @@ def _chosen(which: str, a: Quantized, b: Quantized, counts_E: Tensor, *, dtype: 
     if a.shape[1] != b.shape[1] or num_experts != len(counts_E):
         got = f"{a.shape[1]} and {b.shape[1]} columns, {num_experts} matrices for {len(counts_E)} experts"
         raise InputError("fp8_grouped_gemm: factors that do not fit together", got=got)
+    require_scalings("fp8_grouped_gemm", a, b)
     flags = frozenset({which, f"scaling:{a.scaling}", f"element:{a.element}", f"element:{b.element}"})
     route = choose("fp8_grouped_gemm", a.values, b.values, counts_E, flags=flags)
     return ROUTES["fp8_grouped_gemm"][route].function(a, b, counts_E, dtype=dtype)
