@@ -30,8 +30,10 @@ Operations of the training step, their routes, and facts about the Triton kernel
 
 ## Operations and routes
 
-`reference` is the specification in plain PyTorch and serves every call. The default of an architecture is the first
-route here that can serve the call.
+`reference` is the specification in plain PyTorch and serves every call. The first route
+here that can serve the call is the one that is expected to be the fastest. It is the default where a device of the
+architecture measured it, as on a CPU. On GPUs the default is the first that is not `triton`, until a training has
+measured its device ([guide](../guides/kernels.md#which-route-is-used)).
 
 """
 

@@ -20,7 +20,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ from meshwright.bench.kernel_cases import KernelCase, cases_of
 from meshwright.errors import InputError
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.routes import routes_of
-from meshwright.kernels.tuned import TunedCall, TunedTable
+from meshwright.kernels.tuned import TunedCall, TunedTable, triton_version
 from meshwright.records.kernel_routes import ROUNDING_FACTOR
 from meshwright.records.measurement import Measurement
 from meshwright.specs.model import Model
@@ -253,12 +252,8 @@ def _error(case: KernelCase, route: str, exact: Sequence[Tensor] | None) -> floa
 
 def tuned_table(outcome: RouteOutcome, *, device: torch.device) -> TunedTable:
     """The table of the fastest routes, for `kernels.tuned` of runs on this device with these versions."""
-    try:
-        triton = version("triton")
-    except PackageNotFoundError:
-        triton = None
     name = devices.device_name(device)
-    return TunedTable(device=name, torch=torch.__version__, triton=triton, routes=outcome.fastest)
+    return TunedTable(device=name, torch=torch.__version__, triton=triton_version(), routes=outcome.fastest)
 
 
 def rows_to_print(rows: Sequence[RouteRow]) -> Iterator[tuple[str, ...]]:

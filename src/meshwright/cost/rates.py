@@ -26,7 +26,7 @@ from meshwright.cost.compute import DeviceFacts, DeviceRates, KernelCorrections
 from meshwright.cost.elementwise import FusedKernels
 from meshwright.cost.state_space import scan_pace
 from meshwright.cost.unit_ports import unit_pace
-from meshwright.kernels.architectures import architectures, default_routes
+from meshwright.kernels.architectures import architectures, expected_routes
 from meshwright.kernels.operations import TRITON
 from meshwright.specs.features import FUSED_IN, WIRE_BYTES, AttentionKernel, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Accelerator, Cluster, Stack
@@ -279,7 +279,7 @@ FUSED = frozenset({TRITON, "liger", "transformer_engine", "aiter"})
 
 
 def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> FusedKernels:
-    """Return the native engine's kernels on `accelerator`: by `routes`, else by the default of its architecture."""
+    """Return the native engine's kernels on `accelerator`: by `routes`, else those expected to be the fastest."""
     known = [
         a.name for a in architectures().values() if a.generation == (accelerator.rates_of or accelerator.architecture)
     ]
@@ -287,7 +287,7 @@ def fused_kernels(accelerator: Accelerator, *, routes: Mapping[str, str]) -> Fus
     def is_one_of(op: str, names: Collection[str]) -> int:
         if not known:
             return 0
-        return int(routes.get(op, default_routes(op, architecture=known[0])[0]) in names)
+        return int(routes.get(op, expected_routes(op, architecture=known[0])[0]) in names)
 
     return FusedKernels(
         norm=is_one_of("rms_norm", FUSED),

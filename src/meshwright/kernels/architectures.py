@@ -15,6 +15,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from meshwright.kernels.operations import TRITON
+
 if TYPE_CHECKING:
     import torch
 
@@ -66,16 +68,31 @@ def _defaults() -> Mapping[str, Mapping[str, Any]]:
     return tomllib.loads((DATA / "defaults.toml").read_text(encoding="utf-8"))
 
 
-def default_routes(op: str, *, architecture: str) -> tuple[str, ...]:
-    """Routes of `op` by preference, the reference last: it serves everything."""
-    table = _defaults().get(architecture) or _defaults()["other"]
-    listed = tuple(table.get(op, ()))
+def _table(architecture: str) -> Mapping[str, Any]:
+    return _defaults().get(architecture) or _defaults()["other"]
+
+
+def is_measured(op: str, *, architecture: str) -> bool:
+    """Return True if a device of `architecture` measured the order of the routes of `op`."""
+    table = _table(architecture)
+    return table["basis"] == "measured" or op in table.get("measured", ())
+
+
+def expected_routes(op: str, *, architecture: str) -> tuple[str, ...]:
+    """Routes of `op`, the fastest first, as measured or as the bytes that they move predict; the reference last."""
+    listed = tuple(_table(architecture).get(op, ()))
     return listed if "reference" in listed else (*listed, "reference")
+
+
+def default_routes(op: str, *, architecture: str) -> tuple[str, ...]:
+    """Routes of `op` by preference. Until a device has measured, the routes of libraries and of PyTorch."""
+    listed = expected_routes(op, architecture=architecture)
+    return listed if is_measured(op, architecture=architecture) else tuple(r for r in listed if r != TRITON)
 
 
 def compiled_operations(architecture: str) -> tuple[str, ...]:
     """Operations whose reference, compiled, was measured to be faster than every route: compiled graphs take it."""
-    return tuple((_defaults().get(architecture) or _defaults()["other"]).get("compiled", ()))
+    return tuple(_table(architecture).get("compiled", ()))
 
 
 def architecture_of(device: torch.device) -> str:

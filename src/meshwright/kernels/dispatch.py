@@ -2,8 +2,10 @@
 
     1. the run file's `kernels:` block      a route that cannot serve the call is an InputError
     2. the tuned table of this device       a route that was measured for exactly this call
-    3. the default of the architecture      the first of `data/defaults.toml` that can serve it; in a compiled graph
-                                            the reference, where that file says that the compiler makes it faster
+    3. measured                             the fastest route of the operation in a layer of the run on this device
+    4. the default of the architecture      the first of `data/defaults.toml` that can serve it, Triton's where a device
+                                            measured them; in a compiled graph the reference, where that file says that
+                                            the compiler makes it faster
 
 Every choice is collected with the routes that were refused and their reasons, so that a record can state them. A choice
 is made once for each distinct call: in training that is once a shape.
@@ -30,7 +32,7 @@ from meshwright.kernels.tuned import TunedCall, TunedTable
 MOST_CHOICES = 4096
 """Most calls whose choice is held. Shapes that depend on an expert's tokens may make every call a new one."""
 
-RUN_FILE, TUNED, DEFAULT = "run file", "tuned", "default"
+RUN_FILE, TUNED, MEASURED, DEFAULT = "run file", "tuned", "measured", "default"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +49,14 @@ class Choice:
 class KernelRouting:
     """Inputs of choices, and the choices that were made.
 
-    `demanded` are routes by operation, from the run file; `tuned` is the table of this device. `choices` holds the
-    latest, `rows` counts all of an operation, route and reason. `facts` are numbers by operation that its route chose.
+    `demanded` are routes by operation, from the run file; `tuned` is the table of this device; `measured` are the
+    fastest routes by operation. `choices` holds the latest, `rows` counts all of an operation, route and reason.
+    `facts` are numbers by operation that its route chose.
     """
 
     demanded: Mapping[str, str] = field(default_factory=dict)
     tuned: TunedTable | None = None
+    measured: Mapping[str, str] = field(default_factory=dict)
     choices: dict[KernelCall, Choice] = field(default_factory=dict)
     rows: dict[tuple[Any, ...], int] = field(default_factory=dict)
     facts: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -70,14 +74,14 @@ class KernelRouting:
         if found is None:
             if len(self.choices) >= MOST_CHOICES:
                 self.choices.clear()
-            found = self.choices[call] = _chosen(call, demanded=self.demanded, tuned=self.tuned)
+            found = self.choices[call] = _chosen(call, self)
             row = _row(found)
             self.rows[row] = self.rows.get(row, 0) + 1
         return found
 
     def fresh(self) -> KernelRouting:
         """Return the same inputs without choices, for calls that no record counts."""
-        return KernelRouting(demanded=self.demanded, tuned=self.tuned)
+        return KernelRouting(demanded=self.demanded, tuned=self.tuned, measured=self.measured)
 
 
 _active = KernelRouting()
@@ -151,9 +155,9 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _chosen(call: KernelCall, *, demanded: Mapping[str, str], tuned: TunedTable | None) -> Choice:
+def _chosen(call: KernelCall, routing: KernelRouting) -> Choice:
     routes = routes_of(call.op)
-    name = demanded.get(call.op)
+    name, tuned = routing.demanded.get(call.op), routing.tuned
     if name is not None:
         refusal = routes[name].serves(call)
         if refusal is not None:
@@ -164,10 +168,12 @@ def _chosen(call: KernelCall, *, demanded: Mapping[str, str], tuned: TunedTable 
             )  # fmt: skip
         return Choice(call=call, route=name, why=RUN_FILE)
     refused: list[tuple[str, Refusal]] = []
-    measured = None if tuned is None else tuned.routes.get(
+    exact = None if tuned is None else tuned.routes.get(
         TunedCall(op=call.op, shapes=call.shapes, dtypes=call.dtypes)
     )  # fmt: skip
-    candidates = [] if measured is None else [(measured, TUNED)]
+    candidates = [] if exact is None else [(exact, TUNED)]
+    if call.op in routing.measured and not call.is_traced:  # no compiled layer was timed
+        candidates.append((routing.measured[call.op], MEASURED))
     if call.is_traced and call.op in compiled_operations(call.architecture):
         candidates.append(("reference", DEFAULT))
     candidates += [(n, DEFAULT) for n in default_routes(call.op, architecture=call.architecture)]

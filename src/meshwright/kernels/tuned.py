@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,14 @@ class TunedTable:
             "schema": SCHEMA, "device": self.device, "torch": self.torch, "triton": self.triton, "calls": calls,
         }  # fmt: skip
         write_atomically(path, json.dumps(document, indent=1) + "\n")
+
+
+def triton_version() -> str | None:
+    """The installed Triton; None without."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return None
 
 
 def load(path: str | os.PathLike[str]) -> TunedTable:

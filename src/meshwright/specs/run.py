@@ -383,12 +383,15 @@ class KernelChoices:
     `stored_activations`: formats in which modules of a layer keep their activations for the backward pass.
     `weight_cache`: "on" keeps 8-bit weights in both orientations from the first micro-batch of a step to the last,
     "off" casts them at each use, "auto" leaves it to the engine.
+    `measure`: time the routes of each operation in a layer of the run before the first training on a device; "auto"
+    does so where the default was measured on no device of its architecture.
     `loss_chunk`: tokens whose logits are in memory at once, or "all" of a micro-batch; "auto" leaves it to the planner
     and the engine.
     """
 
     routes: Mapping[str, str] = field(default_factory=dict)
     tuned: str | None = None
+    measure: Literal["auto", "on", "off"] = "auto"
     stored_activations: Annotated[Mapping[str, str], Spelled(_stored_activations)] = field(default_factory=dict)
     is_storage_open: Annotated[bool, NoKey] = True  # the run file does not name `stored_activations`: the planner may
     weight_cache: Literal["auto", "on", "off"] = "auto"

@@ -217,8 +217,8 @@ def test_repetitions_that_differ_show_a_busy_machine_and_their_mean_counts(monke
     def disturbed(task):
         return lambda: (time.sleep(0.15 * (next(calls) % 4 == 0)), task())
 
-    passes = layer_timing._passes
-    monkeypatch.setattr(layer_timing, "_passes", lambda *a: disturbed(passes(*a)))
+    passes = layer_timing.passes_of
+    monkeypatch.setattr(layer_timing, "passes_of", lambda *a: disturbed(passes(*a)))
     found = measure_machine(
         tiny_run(), plan=Plan(micro_batch=2), device=CPU, measuring=Measuring.ONCE, needs_collective=False
     )
@@ -231,13 +231,13 @@ def test_repetitions_that_differ_show_a_busy_machine_and_their_mean_counts(monke
 def test_functions_that_take_long_end_the_measuring(monkeypatch, load, own_cache):
     """Each timed function takes as long as on a machine with a hundred other programs."""
     monkeypatch.setattr(machine_measurement, "BUDGET_S", 0.5)
-    run = layer_timing._again
+    run = layer_timing.again
 
     def slow(function):
         task = run(function)
         return replace(task, before=lambda: time.sleep(0.2))
 
-    monkeypatch.setattr(layer_timing, "_again", slow)
+    monkeypatch.setattr(layer_timing, "again", slow)
     start_s = time.perf_counter()
     found = measure_machine(
         tiny_run(), plan=Plan(micro_batch=2), device=CPU, measuring=Measuring.ONCE, needs_collective=False
@@ -250,7 +250,7 @@ def test_functions_that_take_long_end_the_measuring(monkeypatch, load, own_cache
 
 
 def test_a_layer_that_cannot_be_timed_in_time_is_not_built(monkeypatch, load, own_cache):
-    monkeypatch.setattr(layer_timing, "_shallow", None)
+    monkeypatch.setattr(layer_timing, "shallow", None)
     big = tiny_run(
         "model.hidden=16384", "model.attention={num_heads: 128, num_kv_heads: 128}", "model.ffn_hidden=65536"
     )

@@ -7,8 +7,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.kernels import architectures as kernel_architectures
 from meshwright.kernels import dispatch, triton_route, tuned
-from meshwright.kernels.architectures import DATA, architectures
+from meshwright.kernels.architectures import DATA, architectures, expected_routes, is_measured
 from meshwright.kernels.dispatch import KernelRouting, choose, default_routes, summary, using
 from meshwright.kernels.gated_activation import gated_activation
 from meshwright.kernels.operations import OPERATIONS
@@ -57,6 +58,37 @@ def test_the_tuned_table_goes_before_the_default_and_the_run_file_before_both(mo
     assert KernelRouting(tuned=table("liger"), demanded={"swiglu": "reference"}).choice(call()).why == "run file"
     other = KernelRouting(tuned=table("reference")).choice(call(shapes=((5, 8), (5, 8))))
     assert other.why == "default"
+
+
+def test_until_a_device_has_measured_the_default_is_a_library_s_and_the_planner_expects_the_fastest():
+    for architecture in architectures():
+        for op in OPERATIONS:
+            if not is_measured(op, architecture=architecture):
+                assert "triton" not in default_routes(op, architecture=architecture)
+    assert expected_routes("swiglu", architecture="sm90")[0] == "triton"
+    assert default_routes("swiglu", architecture="sm90") == ("reference",)
+    assert default_routes("fp8_gemm", architecture="sm90") == ("scaled_mm", "reference")
+    assert not is_measured("swiglu", architecture="sm75")
+    assert is_measured("swiglu", architecture="cpu")
+
+
+def test_a_device_that_measured_some_operations_has_their_order(monkeypatch):
+    table = {"basis": "predicted", "measured": ["swiglu"], "swiglu": ["triton"], "rotary": ["triton", "reference"]}
+    monkeypatch.setattr(kernel_architectures, "_defaults", lambda: {"sm90": table})
+    assert default_routes("swiglu", architecture="sm90") == ("triton", "reference")
+    assert default_routes("rotary", architecture="sm90") == ("reference",)
+
+
+def test_a_measured_route_goes_before_the_default_and_stays_out_of_compiled_graphs():
+    routing = KernelRouting(measured={"attention": "sdpa"})
+    plain = call("attention", flags=frozenset({"causal"}), shapes=((1, 4, 2, 8),) * 3, dtypes=("float32",) * 3)
+    assert (routing.choice(plain).route, routing.choice(plain).why) == ("sdpa", "measured")
+    assert routing.choice(call("attention", shapes=())).route == "blockwise"
+    assert routing.fresh().measured == routing.measured
+    refused = KernelRouting(measured={"attention": "flash"}).choice(plain)
+    assert (refused.why, refused.refused[0][0]) == ("default", "flash")
+    named = KernelRouting(measured={"attention": "sdpa"}, demanded={"attention": "reference"})
+    assert named.choice(plain).why == "run file"
 
 
 def test_a_preferred_route_that_cannot_serve_leaves_its_reason(monkeypatch):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 import torch
@@ -31,7 +30,7 @@ def routing_of(run: Run, *, device: torch.device) -> KernelRouting:
     table = None
     if run.kernels.tuned is not None:
         table = tuned.load(run.kernels.tuned)
-        here = (devices.device_name(device), torch.__version__, _triton())
+        here = (devices.device_name(device), torch.__version__, tuned.triton_version())
         there = (table.device, table.torch, table.triton)
         if there != here:
             raise InputError(
@@ -111,10 +110,3 @@ def notes_on_routes(run: Run, choices: Iterable[Mapping[str, Any]]) -> tuple[str
     called = {row["op"] for row in choices}
     uncalled = (op for op in run.kernels.routes if op not in called)
     return tuple(f"kernels.routes.{op}: no process called {op}" for op in uncalled)
-
-
-def _triton() -> str | None:
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return None

@@ -48,16 +48,16 @@ FEW_SD = 0.2
 
 
 @dataclass(frozen=True)
-class _Task:
+class TimedTask:
     """A timed function, and one that runs before it untimed."""
 
     run: Callable[[], object]
     before: Callable[[], object] = field(kw_only=True)
 
 
-def _again(run: Callable[[], object]) -> _Task:
+def again(run: Callable[[], object]) -> TimedTask:
     """A task that follows itself, as in training: the caches hold its data."""
-    return _Task(run, before=run)
+    return TimedTask(run, before=run)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,22 +107,22 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device, deadline_s: fl
     for depth in DEPTHS:
         if _is_late(deadline_s):
             return None
-        parts[depth] = _shallow(run, depth=depth, micro_batch=micro_batch, device=device)
-    batch = _random_batch(run, micro_batch=micro_batch, device=device)
+        parts[depth] = shallow(run, depth=depth, micro_batch=micro_batch, device=device)
+    batch = random_batch(run, micro_batch=micro_batch, device=device)
     module = parts[1].modules[0]
-    passes = {depth: _passes(assembly, batch) for depth, assembly in parts.items()}
+    passes = {depth: passes_of(assembly, batch) for depth, assembly in parts.items()}
     attention = _Attention(module, batch["positions_BT"])
     tasks = {
-        "pass 1": _again(passes[1]),
-        "pass 2": _again(passes[2]),
-        "update": _Task(_update(parts[2]), before=passes[2]),
-        "linear": _again(_linears(_plain_linears(module), num_tokens=batch["tokens_BT"].numel())),
-        "attention forward": _again(attention.forward),
-        "attention backward": _Task(attention.backward, before=attention.forward),
+        "pass 1": again(passes[1]),
+        "pass 2": again(passes[2]),
+        "update": TimedTask(update_of(parts[2]), before=passes[2]),
+        "linear": again(_linears(_plain_linears(module), num_tokens=batch["tokens_BT"].numel())),
+        "attention forward": again(attention.forward),
+        "attention backward": TimedTask(attention.backward, before=attention.forward),
     }
     if run.model.experts is not None:
-        tasks["experts"] = _again(_experts(module, run, batch["tokens_BT"].numel()))
-    samples = _timed(tasks, device, deadline_s=deadline_s)
+        tasks["experts"] = again(_experts(module, run, batch["tokens_BT"].numel()))
+    samples = timed(tasks, device, deadline_s=deadline_s)
     if samples is None:
         return None
     sd, fastest_s = samples.sd("pass 1", "pass 2"), min(samples.seconds["pass 2"])
@@ -148,7 +148,7 @@ def _measure(run: Run, *, micro_batch: int, device: torch.device, deadline_s: fl
 def measure_collective(device: torch.device, *, deadline_s: float) -> CollectiveTime | None:
     """Time an all-reduce between all processes; every one of them takes part. None as in `measure_kernels`."""
     tensor = torch.ones(COLLECTIVE_BYTES // 4, device=device)
-    samples = _timed({"all-reduce": _again(lambda: dist.all_reduce(tensor))}, device, deadline_s=deadline_s)
+    samples = timed({"all-reduce": again(lambda: dist.all_reduce(tensor))}, device, deadline_s=deadline_s)
     if samples is None:
         return None
     return CollectiveTime(
@@ -167,26 +167,29 @@ def max_over_ranks(times: Times) -> Times:
     return replace(times, **dict(zip(names, values.tolist(), strict=True)))
 
 
-def _shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
+def shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
+    """The run's model with `depth` layers, whole on this process's device."""
     train = replace(run.train, preference=None)  # the cost model adds the passes of pairs
     small = replace(run, model=shallow_model(run.model, num_layers=depth), global_batch=micro_batch, train=train)
     return assemble(small, coordinates=MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=device))
 
 
-def _random_batch(run: Run, *, micro_batch: int, device: torch.device) -> dict[str, Tensor]:
+def random_batch(run: Run, *, micro_batch: int, device: torch.device) -> dict[str, Tensor]:
+    """A micro-batch of random tokens, of one document each."""
     shape = (micro_batch, run.sequence_length)
     tokens_BT = torch.randint(run.model.vocab, shape, device=device)
     positions_BT = torch.arange(run.sequence_length, device=device).expand(shape)
     return {"tokens_BT": tokens_BT, "labels_BT": tokens_BT.roll(-1, 1), "positions_BT": positions_BT}
 
 
-def _passes(assembly: Assembly, batch: dict[str, Tensor]) -> Callable[[], object]:
+def passes_of(assembly: Assembly, batch: dict[str, Tensor]) -> Callable[[], Tensor]:
+    """A forward and a backward pass of `batch`, which returns the loss."""
     scale = 1.0 / batch["tokens_BT"].numel()
     return lambda: assembly.stepper.forward_backward(batch, scale=scale)
 
 
-def _update(assembly: Assembly) -> Callable[[], object]:
-    """The optimizer's step on the gradients of the passes before it; it frees them."""
+def update_of(assembly: Assembly) -> Callable[[], float]:
+    """The optimizer's step on the gradients of the passes before it; it frees them and returns their norm."""
     return lambda: assembly.optimizer.step(learning_rate=0.0)
 
 
@@ -245,7 +248,7 @@ def _experts(module: Transformer, run: Run, num_tokens: int) -> Callable[[], obj
     return lambda: ffn(x).sum().backward()
 
 
-def _timed(tasks: dict[str, _Task], device: torch.device, *, deadline_s: float) -> _Samples | None:
+def timed(tasks: dict[str, TimedTask], device: torch.device, *, deadline_s: float) -> _Samples | None:
     """Time every task in turn, round after round, so that a disturbance affects all of them.
 
     The first round counts only for tasks that have no other; it is its own warm-up. None if the

@@ -30,6 +30,9 @@ from meshwright.engines.native.layer_timing import DEPTHS, max_over_ranks, measu
 from meshwright.files import default_cache, write_atomically
 from meshwright.fitting.kernel_times import CollectiveTime, KernelTimes, shallow_model
 from meshwright.json_values import load_json
+from meshwright.kernels.dispatch import active
+from meshwright.kernels.tuned import triton_version
+from meshwright.records.files import driver_version
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import device as devices
@@ -70,8 +73,8 @@ def measure_machine(
     run: Run, *, plan: Plan, device: torch.device, measuring: Measuring, needs_collective: bool
 ) -> MachineMeasurement:
     """Return what is kept of this machine for `run`, or measure it and keep that."""
-    key = _key(run, plan=plan, device=device)
-    path = default_cache() / FOLDER / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+    key = key_of(run, plan=plan, device=device)
+    path = kept_at(FOLDER, key)
     kept = None if measuring is Measuring.AGAIN else _read(path)
     is_kept = _all_have(kept is not None and (kept.collective is not None or not needs_collective))
     if measuring is Measuring.NEVER and not is_kept:
@@ -94,8 +97,8 @@ def measure_machine(
         slower = f"{found.times.slowdown:.1f} times as long as the fastest"
         note = f"repetitions of the same layer took {slower}: the measurement is not kept"
         return replace(found, notes=(*found.notes, note))
-    if found.times is not None and _is_main():
-        _keep(path, found, key)
+    if found.times is not None and is_main():
+        keep(path, {name: value for name, value in asdict(found).items() if name not in ("notes", "load")}, key)
     return found
 
 
@@ -178,7 +181,7 @@ def _two_rounds_s(run: Run, *, plan: Plan, rates: Rates | None) -> float:
 # --- the kept measurements ---
 
 
-def _key(run: Run, *, plan: Plan, device: torch.device) -> str:
+def key_of(run: Run, *, plan: Plan, device: torch.device) -> str:
     """Everything that a measurement depends on, as JSON: the machine, its software, and the shapes that are timed."""
     model = {**asdict(shallow_model(run.model, num_layers=1)), "name": "", "family": ""}
     facts = {
@@ -188,7 +191,7 @@ def _key(run: Run, *, plan: Plan, device: torch.device) -> str:
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "threads": torch.get_num_threads(),
         "processes": dist.get_world_size() if dist.is_initialized() else 1,
-        "software": [__version__, torch.__version__],
+        "software": [__version__, torch.__version__, triton_version(), driver_version(device.type)],
         "model": model,
         "lora": run.lora and asdict(run.lora),
         "sequence_length": run.sequence_length,
@@ -198,6 +201,7 @@ def _key(run: Run, *, plan: Plan, device: torch.device) -> str:
         "compile": run.train.compile,
         "gemm_tuning": run.gemm_tuning,
         "kernels": asdict(run.kernels),
+        "routes": dict(active().measured),
     }
     return json.dumps(facts, sort_keys=True, default=str)
 
@@ -220,9 +224,13 @@ def _built(kind: Callable[..., T], values: dict[str, Any] | None) -> T | None:
     return None if values is None else kind(**values)
 
 
-def _keep(path: Path, found: MachineMeasurement, key: str) -> None:
-    """Write the measurement. A cache that cannot be written costs the next training a measurement, not this one."""
-    measured = {name: value for name, value in asdict(found).items() if name not in ("notes", "load")}
+def kept_at(folder: str, key: str) -> Path:
+    """The file in the cache that keeps what was measured for `key`."""
+    return default_cache() / folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.json"
+
+
+def keep(path: Path, measured: dict[str, Any], key: str) -> None:
+    """Write what was measured. A cache that cannot be written costs the next training a measurement, not this one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps({"measured": measured, "of": json.loads(key)}, indent=1) + "\n")
@@ -235,7 +243,7 @@ def _keep(path: Path, found: MachineMeasurement, key: str) -> None:
 
 def _slowest(found: MachineMeasurement) -> MachineMeasurement:
     """The longest times of all processes: a step waits for the last."""
-    if not _is_several() or found.times is None:
+    if not is_several() or found.times is None:
         return found
     collective = None if found.collective is None else max_over_ranks(found.collective)
     rates = None if found.rates is None else _slowest_rates(found.rates)
@@ -245,7 +253,7 @@ def _slowest(found: MachineMeasurement) -> MachineMeasurement:
 def _slowest_rates(rates: Rates) -> Rates:
     names = list(rates.matmul_flops_per_s)
     values = torch.tensor([*rates.matmul_flops_per_s.values(), rates.copy_bytes_per_s], dtype=torch.float64)
-    if _is_several():
+    if is_several():
         dist.all_reduce(values, op=dist.ReduceOp.MIN)
     *flops, copy = values.tolist()
     return Rates(matmul_flops_per_s=dict(zip(names, flops, strict=True)), copy_bytes_per_s=copy)
@@ -257,14 +265,14 @@ def _all_have(has: bool) -> bool:
 
 def _sum_over_ranks(value: float) -> float:
     total = torch.tensor(value, dtype=torch.float64)
-    if _is_several():
+    if is_several():
         dist.all_reduce(total)
     return total.item()
 
 
 def _heaviest(load: HostLoad | None) -> HostLoad | None:
     """The heaviest load that a process found, so that all of them predict the same; None if none knows its own."""
-    if not _is_several():
+    if not is_several():
         return load
     ratios = (0.0, 0.0, 0) if load is None else (load.others_ratio, load.stolen_ratio, load.num_cpus)
     values = torch.tensor(ratios, dtype=torch.float64)
@@ -273,14 +281,16 @@ def _heaviest(load: HostLoad | None) -> HostLoad | None:
     return HostLoad(others_ratio=others, stolen_ratio=stolen, num_cpus=int(num_cpus)) if num_cpus else None
 
 
-def _is_several() -> bool:
+def is_several() -> bool:
+    """Return True if the run has several processes."""
     return dist.is_initialized() and dist.get_world_size() > 1
 
 
-def _is_main() -> bool:
+def is_main() -> bool:
+    """Return True in the first process, which keeps what was measured."""
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _together() -> None:
-    if _is_several():
+    if is_several():
         dist.barrier()

@@ -33,6 +33,7 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordi
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
 from meshwright.engines.native.reference import score_references
+from meshwright.engines.native.route_timing import measured_routes
 from meshwright.engines.native.run_output import (
     RunMeasurements,
     RunOutput,
@@ -42,7 +43,7 @@ from meshwright.engines.native.run_output import (
 )
 from meshwright.engines.native.validation import ValidationHistory, ValidationLosses, validation_losses
 from meshwright.engines.native.warm_up import warm_up
-from meshwright.kernels.dispatch import active
+from meshwright.kernels.dispatch import KernelRouting, active
 from meshwright.kernels.dispatch import using as using_routes
 from meshwright.records.training import Ending, Record, step_line
 from meshwright.specs.run import FaultAction
@@ -87,7 +88,9 @@ def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
             local_device = device.find_device(local_rank=rank)
             coordinates = mesh_coordinates(plan=prepared.plan, device=local_device, rank=rank, num_ranks=num_ranks)
             device.disable_malloc_trim(local_device)
-            kernels = routing_of(prepared.run, device=local_device)
+            with using(prepared.gemm_choices, local_device), request.at_once():
+                kernels, notes = _choose_routes(prepared, local_device=local_device, progress=progress)
+            prepared = replace(prepared, notes=(*prepared.notes, *notes))
             with using(prepared.gemm_choices, local_device), using_routes(kernels):
                 with request.at_once():
                     trainer = _open_trainer(
@@ -96,6 +99,21 @@ def train_rank(rank: int, num_ranks: int, prepared: PreparedRun) -> None:
                 trainer.train()
     finally:
         progress.close()
+
+
+def _choose_routes(
+    prepared: PreparedRun, *, local_device: torch.device, progress: ProgressDisplay
+) -> tuple[KernelRouting, tuple[str, ...]]:
+    """The routes of kernels, and notes on those that were measured here."""
+    routing = routing_of(prepared.run, device=local_device)
+    with progress.phase("measuring routes of kernels"):
+        found = measured_routes(
+            prepared.run, plan=prepared.plan, device=local_device, measuring=prepared.options.measuring,
+            routing=routing,
+        )  # fmt: skip
+    for line in found.notes:
+        progress.say(line)
+    return replace(routing, measured=found.routes), found.notes
 
 
 def _open_trainer(
