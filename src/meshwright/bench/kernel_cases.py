@@ -16,7 +16,6 @@ from torch import Tensor
 
 from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw
 from meshwright.kernels.attention.operation import attention
-from meshwright.kernels.cross_entropy import cross_entropy
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import route_tokens
@@ -186,18 +185,6 @@ def _linear_cross_entropy(q: _Question) -> Iterator[KernelCase]:
     )  # fmt: skip
 
 
-def _cross_entropy(q: _Question) -> Iterator[KernelCase]:
-    logits = q.random(q.tokens, q.model.vocab)
-    labels = torch.randint(q.model.vocab, (q.tokens,), device=q.device)
-
-    def run(logits: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(logits.clone(), labels)  # the gradient overwrites logits
-
-    yield q.case(
-        f"{q.tokens} x {q.model.vocab}", (logits, labels), run, num_trained=1, bytes=float(logits.nbytes), backward=2.0
-    )
-
-
 def _sizes_of_experts(q: _Question) -> tuple[tuple[int, int], ...]:
     """Rows and columns of the matrices of an expert: into it, and out of it."""
     return (q.experts.ffn_hidden, q.model.hidden), (q.model.hidden, q.experts.ffn_hidden)
@@ -349,7 +336,6 @@ def _fp8_gemm(q: _Question) -> Iterator[KernelCase]:
 
 MAKERS: Mapping[str, Callable[[_Question], Iterator[KernelCase]]] = {
     "linear_cross_entropy": _linear_cross_entropy,
-    "cross_entropy": _cross_entropy,
     "swiglu": _swiglu,
     "rms_norm": _rms_norm,
     "rotary": _rotary,

@@ -1,4 +1,4 @@
-"""Cross-entropy of logits that exist, in place: the gradient overwrites them.
+"""Cross-entropy of rows of logits, in place: the gradient overwrites them.
 
     lse_n = log Σ_v exp(x_nv)        loss_n = w_n (lse_n - x_{n, y_n})
     d x_nv = w_n [(1 + 2 z lse_n) softmax_nv - onehot_nv]
@@ -7,11 +7,11 @@ x are the logits, or c tanh(logits / c) where a cap c limits them; its derivativ
 w z lse² (PaLM, Chowdhery et al. 2022, section 5) is in the gradient and not in the value: runs show and
 compare the cross-entropy only. A row whose label is `IGNORED_LABEL` has weight zero.
 
-The gradient is a by-product of the loss, so the forward pass makes both. The backward pass multiplies each
-row by its incoming gradient, and leaves a row whose incoming gradient is one untouched.
+The gradient is a by-product of the loss, so one function makes both. The backward pass multiplies each row by its
+incoming gradient, and leaves a row whose incoming gradient is one untouched.
 
-`RowFunctions` are the parts that `linear_cross_entropy` shares: for one process, and in two steps for a vocabulary that
-is sharded over ranks, between which statistics are reduced.
+`RowFunctions` are for one process, and in two steps for a vocabulary that is sharded over ranks, between which
+statistics are reduced.
 
 N rows, V vocabulary (of this rank).
 """
@@ -20,19 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
-from meshwright.kernels.dispatch import choose
 from meshwright.kernels.labels import IGNORED_LABEL
-from meshwright.kernels.libraries import liger
-from meshwright.kernels.operators import only_once, operator
-from meshwright.kernels.routes import KernelCall, Refusal, Route
-from meshwright.kernels.shapes import require_shapes
-from meshwright.kernels.triton_route import serves_triton
 
 Reduction = Literal["sum", "mean", "none"]
 """Sum of the rows' losses, their mean over labels that count, or the losses [N]."""
@@ -55,26 +49,6 @@ class RowFunctions:
     statistics: Callable[..., Tensor]
     gradient: Callable[..., None]
     scale: Callable[[Tensor, Tensor], None]
-
-
-def cross_entropy(
-    logits_NV: Tensor,
-    labels_N: Tensor,
-    *,
-    weights_N: Tensor | None = None,
-    reduction: Reduction = "sum",
-    z_loss: float = 0.0,
-    cap: float = 0.0,
-) -> Tensor:
-    """Loss in fp32, each row times its weight (1 unless given).
-
-    The gradient overwrites `logits_NV` where one is wanted, so they must be no leaf and are not to be read afterwards.
-    """
-    require_shapes("cross_entropy", logits_NV=logits_NV, labels_N=labels_N, weights_N=weights_N)
-    route = choose("cross_entropy", logits_NV, flags=frozenset({"backward"} if logits_NV.requires_grad else ()))
-    labels_N, weights_N = row_weights(labels_N, weights_N, reduction=reduction, vocab=logits_NV.shape[1])
-    losses_N = ROUTES["cross_entropy"][route].function(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap)
-    return losses_N if reduction == "none" else losses_N.sum()
 
 
 def row_weights(
@@ -115,13 +89,6 @@ def reference(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss:
     of_label_N = logits_NV.gather(1, labels_N.clamp(min=0).unsqueeze(1)).squeeze(1)
     squares_N = z_loss * lse_N.square()
     return (lse_N - of_label_N + squares_N - squares_N.detach()) * weights_N
-
-
-def serves_plain(call: KernelCall) -> Refusal | None:
-    """Refuse tensors that are no plain ones, and traced graphs: the gradient overwrites memory unseen by autograd."""
-    if not call.shapes:
-        return Refusal(reason="works in place, which a traced graph does not allow")
-    return Refusal(reason="a tensor is no plain tensor") if "subclass" in call.flags else None
 
 
 # --- a few rows at a time, so that a logit is read from memory once and not in each of seven passes ---
@@ -216,87 +183,6 @@ def triton_rows() -> RowFunctions:
     return RowFunctions(fused=made.fused, statistics=made.statistics, gradient=made.gradient, scale=made.scale_rows)
 
 
-# --- in place ---
-
-
-class _Overwriting(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float, rows: RowFunctions
-    ) -> Tensor:
-        with_grad = ctx.needs_input_grad[0]
-        ctx.grad_NV, ctx.rows = logits_NV.detach() if with_grad else None, rows
-        return rows.fused(logits_NV.detach(), labels_N, weights_N, z_loss=z_loss, cap=cap, with_grad=with_grad)
-
-    @staticmethod
-    @only_once
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_NV = ctx.grad_NV
-        if is_graph_kept():
-            grad_NV = grad_NV.clone()
-        else:
-            ctx.grad_NV = None
-        ctx.rows.scale(grad_NV, grads[0])
-        return grad_NV, *[None] * 5
-
-
 def is_graph_kept() -> bool:
     """Return True in a backward pass after which another one may follow. Pipelines split one in two, for instance."""
     return torch._C._autograd._get_current_graph_task_keep_graph()  # pyright: ignore[reportAttributeAccessIssue]
-
-
-def _in_place(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float, rows: RowFunctions
-) -> Tensor:
-    """Losses [N]. A leaf, and columns that are not contiguous, are copied first."""
-    if (logits_NV.is_leaf and logits_NV.requires_grad) or logits_NV.stride(-1) != 1:
-        logits_NV = logits_NV.clone(memory_format=torch.contiguous_format)
-    return _Overwriting.apply(logits_NV, labels_N, weights_N, z_loss, cap, rows)
-
-
-def _by_torch(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float) -> Tensor:
-    return _in_place(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, rows=TORCH_ROWS)
-
-
-def _by_triton(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float) -> Tensor:
-    if torch.compiler.is_compiling():
-        losses_N, _ = cross_entropy_op(logits_NV, labels_N, weights_N, z_loss, cap)
-        return losses_N
-    return _in_place(logits_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, rows=triton_rows())
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    ctx.save_for_backward(output[1])
-    ctx.mark_non_differentiable(output[1])
-
-
-def _scaled(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    (grad_NV,) = ctx.saved_tensors
-    return grad_NV * grads[0].unsqueeze(1).to(grad_NV.dtype), *[None] * 4
-
-
-@operator(
-    "cross_entropy",
-    fake=lambda logits_NV, *others: (
-        logits_NV.new_empty(logits_NV.shape[0], dtype=torch.float32), logits_NV.new_empty(logits_NV.shape),
-    ),
-    saves=_save,
-    gradients=_scaled,
-)  # fmt: skip
-def cross_entropy_op(
-    logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, z_loss: float, cap: float
-) -> tuple[Tensor, Tensor]:
-    """Losses [N] and the gradient of their sum, for a traced graph, which reuses memory by itself."""
-    grad_NV = logits_NV.clone(memory_format=torch.contiguous_format)
-    losses_N = triton_rows().fused(grad_NV, labels_N, weights_N, z_loss=z_loss, cap=cap, with_grad=True)
-    return losses_N, grad_NV
-
-
-ROUTES = {
-    "cross_entropy": {
-        "reference": Route(reference),
-        "cached": Route(_by_torch, serves=serves_plain),
-        "triton": Route(_by_triton, serves=serves_triton),
-        "liger": Route(liger.cross_entropy, serves=liger.serves),
-    }
-}

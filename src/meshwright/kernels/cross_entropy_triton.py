@@ -227,29 +227,29 @@ _WEIGHTS = {"weights_N": "*fp32", "weight_stride": "i32", "z_loss": "fp32"}
 SOURCES = (
     *(
         KernelSource(
-            name=f"cross_entropy_fused{'_capped' if is_capped else ''}", op="cross_entropy", function=_fused,
+            name=f"cross_entropy_fused{'_capped' if is_capped else ''}", op="linear_cross_entropy", function=_fused,
             signature={**_ROW, **_WEIGHTS, "losses_N": "*fp32"}, tiles=TILES, sizes=_SIZES,
             traffic=_traffic(LOSS_OF_LOGITS, 1), constants={"WITH_GRAD": True, "CAPPED": is_capped},
         )
         for is_capped in (False, True)
     ),
     KernelSource(
-        name="cross_entropy_losses", op="cross_entropy", function=_fused,
+        name="cross_entropy_losses", op="linear_cross_entropy", function=_fused,
         signature={**_ROW, **_WEIGHTS, "losses_N": "*fp32"}, tiles=TILES, traffic=_traffic(1, 0), sizes=_SIZES,
         constants={"WITH_GRAD": False, "CAPPED": False},
     ),
     KernelSource(
-        name="cross_entropy_statistics", op="cross_entropy", function=_statistics,
+        name="cross_entropy_statistics", op="linear_cross_entropy", function=_statistics,
         signature={**_ROW, "found_3N": "*fp32", "num_rows": "i32", "first": "i32"}, tiles=TILES,
         traffic=_traffic(1, 0), sizes=_SIZES, constants={"CAPPED": False},
     ),
     KernelSource(
-        name="cross_entropy_gradient", op="cross_entropy", function=_gradient,
+        name="cross_entropy_gradient", op="linear_cross_entropy", function=_gradient,
         signature={**_ROW, **_WEIGHTS, "lse_N": "*fp32", "first": "i32"}, tiles=TILES, sizes=_SIZES,
         traffic=_traffic(LOSS_OF_SHARDED_LOGITS - 1, 0), constants={"CAPPED": False},
     ),
     KernelSource(
-        name="scale_rows", op="cross_entropy", function=_scale,
+        name="scale_rows", op="linear_cross_entropy", function=_scale,
         signature={"x_NV": "*bf16", "scale_N": "*fp32", "row_stride": "i32:16", "scale_stride": "i32",
                    "num_columns": "i32:16"},
         tiles=TILES, traffic=_traffic(2, 0), sizes=_SIZES,

@@ -18,7 +18,6 @@ from meshwright.errors import InputError
 from meshwright.kernels.adamw import AdamStates, AdamWStep, adamw
 from meshwright.kernels.attention.key_ranges import key_ranges
 from meshwright.kernels.attention.operation import attention
-from meshwright.kernels.cross_entropy import cross_entropy
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
@@ -66,8 +65,8 @@ UNFIT = {
     ),
     "head of another width": lambda: linear_cross_entropy(x(6, 16), x(40, 8), LABELS),
     "fewer labels than tokens": lambda: linear_cross_entropy(x(6, 16), x(40, 16), LABELS[:5]),
-    "labels that are no numbers of words": lambda: cross_entropy(x(6, 40), LABELS.float()),
-    "fewer weights than rows": lambda: cross_entropy(x(6, 40), LABELS, weights_N=x(5)),
+    "labels that are no numbers of words": lambda: linear_cross_entropy(x(6, 16), x(40, 16), LABELS.float()),
+    "fewer weights than rows": lambda: linear_cross_entropy(x(6, 16), x(40, 16), LABELS, weights_N=x(5)),
     "rows of another width": lambda: grouped_gemm(x(6, 16), x(2, 5, 8), torch.tensor([4, 2])),
     "counts of more experts": lambda: grouped_gemm(x(6, 16), x(2, 5, 16), torch.tensor([3, 2, 1])),
     "bias of other experts": lambda: route_tokens(x(6, 8), x(7), form=RouterForm(top_k=2)),
@@ -107,13 +106,12 @@ CALLS = {
     "rms_norm": (partial(rms_norm, epsilon=1e-5), (x(6, 16), x(16))),
     "attention": (partial(attention, scale=0.25), (x(*Q), x(*K), x(*K))),
     "linear_cross_entropy": (partial(linear_cross_entropy, labels_N=LABELS), (x(6, 16), x(40, 16))),
-    "cross_entropy": (lambda logits: cross_entropy(1 * logits, LABELS), (x(6, 40),)),
     "permute": (partial(permute, order_P=LABELS, top_k=1), (x(6, 16),)),
     "grouped_gemm": (partial(grouped_gemm, counts_E=torch.tensor([4, 2])), (x(6, 16), x(2, 5, 16))),
     "fp8_cast": (lambda a, b: fp8_linear(a, b, state=Fp8State(RECIPES["fp8"])), (x(16, 32), x(16, 32))),
 }
 ONCE = [
-    ("linear_cross_entropy", "cached"), ("cross_entropy", "cached"), ("attention", "blockwise"),
+    ("linear_cross_entropy", "cached"), ("attention", "blockwise"),
     ("fp8_cast", "reference"),
     *(pytest.param(op, "triton", marks=needs_interpreter) for op in CALLS),
 ]  # fmt: skip
@@ -160,11 +158,11 @@ def test_a_label_outside_the_vocabulary_has_no_loss(outside, route, reduction):
     """No wait for the device, no memory of others: its loss is no number, and those of other tokens stay."""
     labels_N = LABELS.int().clone()
     labels_N[3], labels_N[4] = outside, IGNORED_LABEL
-    with demanding(linear_cross_entropy=route, cross_entropy=route):
-        losses = (
-            linear_cross_entropy(x(6, 16), x(40, 16), labels_N, reduction=reduction),
-            cross_entropy(x(6, 40), labels_N, weights_N=torch.full((6,), 0.5), reduction=reduction),
-        )
+    with demanding(linear_cross_entropy=route):
+        losses = [
+            linear_cross_entropy(x(6, 16), x(40, 16), labels_N, weights_N=weights_N, reduction=reduction)
+            for weights_N in (None, torch.full((6,), 0.5))
+        ]
     for loss in losses:
         assert loss.isnan().sum() == 1
         assert reduction == "sum" or loss.isnan()[3]

@@ -21,10 +21,6 @@ FORMATS = {"fp32": "float32", "fp16": "float16"}
 """Formats of activations by the name of the precision; bf16 for all others."""
 
 
-NOT_CALLED = frozenset({"cross_entropy"})
-"""Operations that no training of this engine calls: their callers are other programs and `bench kernels`."""
-
-
 def routing_of(run: Run, *, device: torch.device) -> KernelRouting:
     """The routing of `run` on `device`. Raises InputError for a table of another device or other versions."""
     table = None
@@ -46,8 +42,6 @@ def require(run: Run, *, device: torch.device) -> None:
     """Raise InputError where a route that the run names cannot serve any call on `device`, before a process starts."""
     routing_of(run, device=device)
     for op, name in run.kernels.routes.items():
-        if op in NOT_CALLED:
-            raise InputError(f"kernels.routes.{op}: the native engine does not call it", hint="leave it out")
         call = KernelCall(
             op=op,
             shapes=((1, 1), (1, 1)),

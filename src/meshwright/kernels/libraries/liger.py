@@ -96,18 +96,6 @@ def serves_rotary(call: KernelCall) -> Refusal | None:
 # --- losses ---
 
 
-def cross_entropy(logits_NV: Tensor, labels_N: Tensor, weights_N: Tensor, *, z_loss: float, cap: float) -> Tensor:
-    """Losses [N] times weights; the gradient overwrites the logits."""
-    from liger_kernel.ops import LigerCrossEntropyFunction
-
-    # class weights, ignored label, z-loss, label smoothing, reduction, cap, return of the z-loss
-    losses_N, squares_N, *_ = LigerCrossEntropyFunction.apply(
-        logits_NV, labels_N, None, IGNORED_LABEL, z_loss, 0.0, "none", cap or None, True
-    )
-    shown_N = losses_N if squares_N is None else losses_N - squares_N.detach()
-    return shown_N * weights_N
-
-
 def linear_cross_entropy(
     h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tensor, settings: LossSettings
 ) -> Tensor:
