@@ -4,6 +4,9 @@ A collective is as slow as the slowest link, which tells nobody where it is. So 
 itself, in rounds in which each node has one partner: all processes of a node send to, and receive from, the process
 with the same local rank on the other node, as the rails of a cluster run.
 
+A clock's offset is read as NTP reads it: the first node asks a partner for its time, so the offset is known to half of
+the time that this takes. The fastest of several rounds counts.
+
 PyTorch is imported by name, because this package works without it.
 """
 
@@ -13,17 +16,20 @@ import importlib
 import os
 import platform
 import statistics
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from meshwright.doctor.compare import EXCLUDE
 from meshwright.doctor.measure import best_s, device_here
-from meshwright.doctor.verdict import DATA
+from meshwright.doctor.verdict import DATA, CheckStatus, CheckVerdict, judge
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.files import toml_table
 
 Pair = tuple[int, int]
+CLOCK_ROUNDS = 10
+wall_s = time.time
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +41,20 @@ class PairRates:
     wrong: tuple[Pair, ...]  # pairs that received other data than was sent
     all_reduce_bytes_per_s: float
     all_to_all_bytes_per_s: float
+    clock_offsets_s: tuple[float, ...]  # of each node from the median of all
+    clock_errors_s: tuple[float, ...]  # how far an offset may be off
+
+    @property
+    def clocks(self) -> tuple[CheckVerdict, ...]:
+        """The verdict on each node's clock, by the part of its offset that is certain."""
+        certain = (max(0.0, abs(o) - e) for o, e in zip(self.clock_offsets_s, self.clock_errors_s, strict=True))
+        return tuple(judge("time.offset", offset_s) for offset_s in certain)
+
+    @property
+    def excluded(self) -> tuple[int, ...]:
+        """Nodes that are slow, and those whose clock fails."""
+        failed = {node for node, verdict in enumerate(self.clocks) if verdict.status is CheckStatus.FAIL}
+        return tuple(sorted({*self.slow_nodes, *failed}))
 
     @property
     def median_bytes_per_s(self) -> float:
@@ -66,6 +86,12 @@ class PairRates:
             "all_to_all_bytes_per_s": self.all_to_all_bytes_per_s,
             "slow_nodes": [self.hosts[node] for node in self.slow_nodes],
             "slow_pairs": [named[pair] for pair in self.slow_pairs], "wrong": [named[pair] for pair in self.wrong],
+            "clocks": [
+                {"host": host, "offset_s": offset_s, "error_s": error_s, "status": verdict.status}
+                for host, offset_s, error_s, verdict in zip(
+                    self.hosts, self.clock_offsets_s, self.clock_errors_s, self.clocks, strict=True
+                )
+            ],
         }  # fmt: skip
 
     def _is_slow(self, rate: float) -> bool:
@@ -109,11 +135,13 @@ def measure_pairs(*, size_bytes: int, timeout_s: float) -> PairRates | None:
         own = _transfers(torch, dist, sent, rank=rank, each=each, hosts=hosts)
         gathered: list[list[tuple[Pair, float, bool]]] = [[] for _ in range(world)]
         dist.all_gather_object(gathered, own)
+        clocks = _clocks(torch, dist, rank=rank, each=each, num_nodes=num_nodes, device=device)
         rates = [size_bytes / _slowest_s(torch, dist, run) for run in _collectives(torch, dist, sent, world)]
     finally:
         dist.destroy_process_group()
     if rank:
         return None
+    middle_s = statistics.median(offset_s for offset_s, _ in clocks)
     seconds: dict[Pair, float] = {}
     for pair, took_s, _ in (entry for entries in gathered for entry in entries):
         seconds[pair] = max(took_s, seconds.get(pair, 0.0))
@@ -123,6 +151,8 @@ def measure_pairs(*, size_bytes: int, timeout_s: float) -> PairRates | None:
         wrong=tuple(sorted({pair for entries in gathered for pair, _, is_right in entries if not is_right})),
         all_reduce_bytes_per_s=rates[0],
         all_to_all_bytes_per_s=rates[1],
+        clock_offsets_s=tuple(offset_s - middle_s for offset_s, _ in clocks),
+        clock_errors_s=tuple(error_s for _, error_s in clocks),
     )
 
 
@@ -163,6 +193,28 @@ def _transfers(
             reason = str(error).partition("\n")[0]
             raise InfeasibleError(f"{hosts[rank]} has no answer from {hosts[peer]} (rank {peer}): {reason}") from None
         found.append((pair, took_s, bool((received == peer % 251).all())))
+    return found
+
+
+def _clocks(torch: Any, dist: Any, *, rank: int, each: int, num_nodes: int, device: Any) -> list[tuple[float, float]]:
+    """Offset of each node's clock from the first node's, and its error, in the first process; all take part."""
+    found, now = [(0.0, 0.0)], torch.zeros(1, dtype=torch.float64, device=device)
+    for peer in range(each, each * num_nodes, each):
+        rounds_s: list[tuple[float, float]] = []
+        for _ in range(CLOCK_ROUNDS if rank in (0, peer) else 0):
+            if rank == peer:
+                dist.recv(now, 0)
+                dist.send(now.fill_(wall_s()), 0)
+                continue
+            sent_s = wall_s()
+            dist.send(now, peer)
+            dist.recv(now, peer)
+            there_s, back_s = now.item(), wall_s()
+            rounds_s.append(((back_s - sent_s) / 2, there_s - (sent_s + back_s) / 2))
+        if rounds_s:
+            error_s, offset_s = min(rounds_s)
+            found.append((offset_s, error_s))
+        dist.barrier()
     return found
 
 

@@ -127,6 +127,7 @@ def card_files(index: int, address: str) -> dict[str, str]:
         f"{card}/power_dpm_force_performance_level": "auto\n",
         f"{card}/current_link_width": "16\n",
         f"{card}/max_link_width": "16\n",
+        f"{card}/max_link_speed": "32.0 GT/s PCIe\n",
         f"{card}/current_compute_partition": "SPX\n",
         f"{card}/current_memory_partition": "NPS1\n",
         f"{card}/vbios_version": "113-M3550100-101\n",
@@ -172,7 +173,8 @@ def port_files(index: int) -> dict[str, str]:
 def measured(gemm_tflops: float = 1400.0, copy_gb_per_s: float = 6400.0, **other: Any) -> str:
     answer = {
         "gemm_flops_per_s": gemm_tflops * 1e12, "copy_bytes_per_s": copy_gb_per_s * 1e9, "is_finite": True,
-        "is_repeatable": True, "torch": "2.9.0+rocm7.0", "device": "AMD Instinct MI355X",
+        "to_device_bytes_per_s": 55e9, "from_device_bytes_per_s": 54e9, "is_repeatable": True,
+        "torch": "2.9.0+rocm7.0", "device": "AMD Instinct MI355X",
     }  # fmt: skip
     return "some library greets\n" + json.dumps(answer | other) + "\n"
 

@@ -26,6 +26,7 @@ from meshwright.units import parse_memory
 PAIR_TIMEOUT_S = 120.0
 """After this a partner has no answer; the first transfer over NCCL also makes its connections."""
 
+MOST_STRESS_S = 86400.0
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
@@ -36,6 +37,7 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
         "meshwright doctor --json > $(hostname).json",
         "meshwright doctor --expect-devices 8 --no-rates",
         "meshwright doctor --only devices,network",
+        "meshwright doctor --stress 600",
         "meshwright doctor --compare node*.json --exclude-file exclude.txt",
         "torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-0:29500 "
         "-m meshwright doctor --pairs",
@@ -61,12 +63,16 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
     help="Measure GEMM, copy and all-reduce rates.  [default: if there are devices and PyTorch]",
 )  # fmt: skip
 @click.option(
+    "--stress", "stress_s", type=click.FloatRange(min=1, max=MOST_STRESS_S), metavar="SECONDS",
+    help="Multiply on all devices for so long; compare results, rates and counters of errors before and after.",
+)  # fmt: skip
+@click.option(
     "--log-hours", type=click.FloatRange(min=0), default=24.0, show_default=True, metavar="HOURS",
     help="Hours of the kernel log to read.",
 )  # fmt: skip
 @click.option(
     "--only", metavar="GROUPS",
-    help="Run these groups of checks, of host, limits, log, network, devices and rates, separated by commas.",
+    help="Run these groups of checks, of host, limits, log, network, devices, rates and stress, separated by commas.",
 )  # fmt: skip
 @click.option("--skip", metavar="GROUPS", help="Run all groups of checks but these.")
 @root_option
@@ -80,6 +86,7 @@ def command(
     exclude_file: Path | None,
     expect_devices: int | None,
     rates: bool | None,
+    stress_s: float | None,
     log_hours: float,
     only: str | None,
     skip: str | None,
@@ -96,7 +103,8 @@ def command(
     that differ from the majority. It then exits with 1 when hosts should be excluded.
 
     With --pairs, in the processes that torchrun starts on all nodes, every two nodes send data to each other while no
-    other pair shares them. It names nodes and links that are slower than the others, and exits with 1 if any is.
+    other pair shares them. It names nodes and links that are slower than the others, and clocks that differ from the
+    others', and exits with 1 if any node or link is slow or a clock is half a minute off.
     """
     if is_comparison and is_of_pairs:
         raise InputError("--compare and --pairs are both given", allowed="one of them")
@@ -114,11 +122,16 @@ def command(
         got = str(reports[0]) if reports else "--exclude-file"
         raise InputError("reports are for --compare", got=got, hint="meshwright doctor --compare REPORT.json...")
     chosen = _chosen(only, skip)
+    if (stress_s is not None) != ("stress" in chosen) and (only or stress_s is not None):
+        raise InputError(
+            "a stress and its length belong together", got=f"--only {only}" if only else f"--skip {skip}",
+            hint="--stress SECONDS",
+        )  # fmt: skip
     host = host_at(root)
     with progress("examining this node"):
         node = Node(
             host=host, devices=find_devices(host), num_expected_devices=expect_devices, log_hours=log_hours,
-            rates=rates,
+            rates=rates, stress_s=stress_s,
         )  # fmt: skip
         found = examine(node, chosen=chosen)
     if as_json:
@@ -241,7 +254,7 @@ def _measure_pairs(size_bytes: int, exclude_file: Path | None, *, as_json: bool)
     found = measure_pairs(size_bytes=size_bytes, timeout_s=PAIR_TIMEOUT_S)
     if found is None:
         return
-    slow = [found.hosts[node] for node in found.slow_nodes]
+    slow = [found.hosts[node] for node in found.excluded]
     _write_excluded(slow, exclude_file)
     if as_json:
         emit_json(found.document())
@@ -265,6 +278,12 @@ def _show_pairs(found: PairRates) -> None:
         for a, b in pairs:
             rate = f"{_gbytes(found.bytes_per_s[a, b])} GB/s, median {_gbytes(median)}"
             print_line(f"fail: {hosts[a]} and {hosts[b]}: {text}: {rate}", style=STYLES["fail"])
+    for node, verdict in enumerate(found.clocks):
+        if verdict.status.value in ("warn", "fail"):
+            off = f"its clock is {found.clock_offsets_s[node]:+.3g} s from the others'"
+            print_line(
+                f"{verdict.status.value}: {hosts[node]}: {off}; {verdict.hint}", style=STYLES[verdict.status.value]
+            )
     if len(found.bytes_per_s) < 3:
         print_line("Fewer than three pairs: none can be told to be slower than the others.")
     print_line(

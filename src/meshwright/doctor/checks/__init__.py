@@ -18,13 +18,15 @@ LOG_HOURS = 24.0
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """A node and the options of the checks. `rates` None: measure if there are devices."""
+    """A node and the options of the checks. `rates` None: measure if there are devices. `stress_s`: seconds of a
+    stress; None: no stress."""
 
     host: Host
     devices: Devices = field(default_factory=Devices)
     num_expected_devices: int | None = None
     log_hours: float = LOG_HOURS
     rates: bool | None = None
+    stress_s: float | None = None
 
 
 Check = Callable[[Node], Iterator[CheckVerdict]]
@@ -32,10 +34,10 @@ Check = Callable[[Node], Iterator[CheckVerdict]]
 
 def groups() -> dict[str, dict[str, Check]]:
     """Return all checks by group."""
-    from meshwright.doctor.checks import devices, host, kernel_log, network, process, rates
+    from meshwright.doctor.checks import devices, host, kernel_log, network, process, rates, stress
 
-    modules = (host, process, kernel_log, network, devices, rates)
+    modules = (host, process, kernel_log, network, devices, rates, stress)
     return {module.GROUP: module.CHECKS for module in modules}
 
 
-GROUP_NAMES = ("host", "limits", "log", "network", "devices", "rates")
+GROUP_NAMES = ("host", "limits", "log", "network", "devices", "rates", "stress")

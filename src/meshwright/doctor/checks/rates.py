@@ -1,10 +1,11 @@
-"""A quick GEMM, copy and all-reduce against the rates that the catalogue expects of these devices.
+"""A quick GEMM, copies and an all-reduce against the rates that the catalogue expects of these devices.
 
 Each device is measured by a process of its own with a time limit, all at the same time; see `measure`. Expected are
 
 GEMM        n x n x n in bf16: the cost model's time at the calibrated share of the peak
 copy        bytes read and written: the memory rate times the calibrated share that streaming reaches
 all-reduce  the cost model's time on the fabric of the device's usual node
+to-device   from pinned host memory to the device, and back: what lanes and generation of the PCIe link carry
 """
 
 from __future__ import annotations
@@ -78,6 +79,8 @@ def expected_of(accelerator: str, *, num_devices: int) -> Expected:
 
 
 GROUP = "rates"
+PCIE_LANE_GB_PER_S = {3: 0.985, 4: 1.969, 5: 3.938, 6: 7.563}
+"""GB/s of a lane in one direction by generation: 8, 16 and 32 GT/s at 128/130, 64 GT/s in FLITs of 236/256 bytes."""
 DEVICE_TIMEOUT_S = 120.0
 """Most of it is for importing PyTorch from a cold file system; the measurements take two seconds."""
 ALL_REDUCE_TIMEOUT_S = 180.0
@@ -111,12 +114,13 @@ def _ask_device(host: Host, device: Device) -> dict[str, Any] | str:
     """Return the measured rates, or the reason that there are none."""
     sizes = ("--gemm-size", str(GEMM_SIZE), "--copy-bytes", str(COPY_BYTES))
     try:
-        return _ask(host, "device", "--select", device.select, *sizes, timeout_s=DEVICE_TIMEOUT_S)
+        return ask(host, "device", "--select", device.select, *sizes, timeout_s=DEVICE_TIMEOUT_S)
     except Unseen as unseen:
         return unseen.reason
 
 
-def _ask(host: Host, *arguments: str, timeout_s: float) -> dict[str, Any]:
+def ask(host: Host, *arguments: str, timeout_s: float) -> dict[str, Any]:
+    """Return what `measure` measured in a process of its own. Raises Unseen."""
     text = host.ask(sys.executable, "-m", "meshwright.doctor.measure", *arguments, timeout_s=timeout_s)
     try:
         return parse_json(text.strip().splitlines()[-1])
@@ -148,13 +152,19 @@ def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[CheckVe
     else:
         yield judge("rates.gemm", gemm, expected=expected.gemm_flops_per_s / TERA, where=where(device))
         yield judge("rates.copy", copy, expected=expected.copy_bytes_per_s / GIGA, where=where(device))
+    for check, key in (("rates.to-device", "to_device"), ("rates.from-device", "from_device")):
+        rate, lane = answer[f"{key}_bytes_per_s"] / GIGA, PCIE_LANE_GB_PER_S.get(device.pcie_generation or 0)
+        if lane is None or not device.pcie_width:
+            yield _unjudged(check, rate, "generation or lanes of the PCIe link are not reported", where(device))
+        else:
+            yield judge(check, rate, expected=lane * device.pcie_width, where=where(device))
 
 
 def _of_all(node: Node) -> Iterator[CheckVerdict]:
     devices = node.devices.found
     sizes = ("--processes", str(len(devices)), "--bytes", str(ALL_REDUCE_BYTES))
     try:
-        answer = _ask(node.host, "all-reduce", *sizes, timeout_s=ALL_REDUCE_TIMEOUT_S)
+        answer = ask(node.host, "all-reduce", *sizes, timeout_s=ALL_REDUCE_TIMEOUT_S)
     except Unseen as unseen:
         hint = "one device or link holds up all: look at rates.gemm, links.scale-up and log.kernel"
         yield found("rates.all-reduce", CheckStatus.FAIL, f"could not be measured: {unseen.reason}", hint=hint)
@@ -172,7 +182,7 @@ def _of_all(node: Node) -> Iterator[CheckVerdict]:
 
 def _of_processors(host: Host) -> Iterator[CheckVerdict]:
     sizes = ("--gemm-size", str(CPU_GEMM_SIZE), "--copy-bytes", str(CPU_COPY_BYTES))
-    answer = _ask(host, "device", *sizes, timeout_s=DEVICE_TIMEOUT_S)
+    answer = ask(host, "device", *sizes, timeout_s=DEVICE_TIMEOUT_S)
     reason = "processors have no expected rate"
     yield _unjudged("rates.gemm", answer["gemm_flops_per_s"] / TERA, reason, "processors")
     yield _unjudged("rates.copy", answer["copy_bytes_per_s"] / GIGA, reason, "processors")

@@ -27,6 +27,7 @@ from meshwright.doctor.host import Host, Unseen
 from meshwright.json_values import parse_json
 
 VENDOR = "1002"
+PCIE_GENERATIONS = {"8.0": 3, "16.0": 4, "32.0": 5, "64.0": 6}  # by GT/s of a lane
 XGMI = 11  # type of a link in the topology of the kernel driver
 ON_A_BOARD = re.compile(r"MI(?:250X?|300[XA]|325X|350X|355X)\b")
 """Modules that XGMI connects with each other on their board; cards have bridges, which a node may lack."""
@@ -97,6 +98,7 @@ def _device(
         default_power_limit_w=_scaled(host, (f"{hwmon}/power1_cap_default", f"{hwmon}/power1_cap_max"), 1e-6),
         pcie_width=int_or_none(host, f"{card}/current_link_width"),
         highest_pcie_width=int_or_none(host, f"{card}/max_link_width"),
+        pcie_generation=PCIE_GENERATIONS.get((text_or_none(host, f"{card}/max_link_speed") or "").partition(" ")[0]),
         scale_up_links=node.get("links") if len(nodes) > 1 else None,
         expected_scale_up_links=_expected_links(name, nodes),
         uncorrected_errors=_errors(host, card, "ue"),
