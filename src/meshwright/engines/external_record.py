@@ -28,6 +28,7 @@ from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.json_values import load_json, parse_json
+from meshwright.records.environment import environment_facts
 from meshwright.records.training import (
     RECORD,
     STEP,
@@ -127,6 +128,7 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         run=resolved,
         device=facts["device"],
         software=facts["software"],
+        environment=environment_facts(),
         ending=ending,
         statistics=statistics,
         time_s=_time_s(measured, started_s=start["started_s"]),

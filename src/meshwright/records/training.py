@@ -39,6 +39,7 @@ class Record:
     ranks: dict[str, Any]  # values of each process
     started: str  # ISO 8601, UTC
     ended: str
+    environment: dict[str, str] = field(default_factory=dict)  # variables that libraries read (`records.environment`)
     predicted: dict[str, Any] | None = None  # None: the planner does not know this device
     git_commit: str | None = None  # of the folder in which the command ran
     command: tuple[str, ...] = ()

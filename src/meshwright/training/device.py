@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import has_driver_name
 from meshwright.errors import MissingDependencyError
 from meshwright.kernels.linear import matmul_nt
+from meshwright.records.environment import device_limits
 from meshwright.specs.hardware import HERE, THIS_MACHINE, Accelerator, Cluster, Fabric
 from meshwright.training.machine import processor_name
 
@@ -62,6 +64,17 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return processor_name()
+
+
+def limits(device: torch.device) -> dict[str, float | None]:
+    """Power limit and highest clock by the device's driver; None for a CPU, and where it reports none."""
+    if device.type != "cuda":
+        return {"power_limit_w": None, "highest_clock_mhz": None}
+    properties: Any = torch.cuda.get_device_properties(device)
+    if torch.version.hip is None:
+        return device_limits(is_amd=False, identifier=f"GPU-{properties.uuid}")
+    bus = (getattr(properties, f"pci_{name}_id", 0) for name in ("domain", "bus", "device"))
+    return device_limits(is_amd=True, identifier="{:04x}:{:02x}:{:02x}.0".format(*bus))
 
 
 def memory_bytes(device: torch.device) -> int:

@@ -30,6 +30,7 @@ from meshwright import runfile
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
 from meshwright.json_values import parse_json
+from meshwright.records.files import driver_version
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -42,7 +43,8 @@ TOKENIZER = "tokenizer"
 STEPS, EVENTS, RECORD, RESOLVED, RUN_FILE = ("steps.jsonl", "events.jsonl", "record.json", "resolved.json", "run.yaml")
 PACKAGES = (
     "torch", "torchtitan", "megatron-core", "triton", "numpy", "tokenizers", "safetensors", "transformers",
-    "datasets", "pyarrow",
+    "datasets", "pyarrow", "nvidia-cublas", "nvidia-cublas-cu12", "nvidia-nccl-cu12", "nvidia-nccl-cu13",
+    "transformer-engine", "flash-attn", "aiter",
 )  # fmt: skip
 
 
@@ -203,6 +205,8 @@ def device_facts(device: torch.device, *, accelerator: str | None) -> dict[str, 
         "memory_bytes": devices.memory_bytes(device),
         "threads": torch.get_num_threads(),
         "system": platform.platform(),
+        "driver": driver_version(device.type),
+        **devices.limits(device),
     }
 
 
@@ -218,6 +222,9 @@ def software_facts() -> dict[str, str]:
         versions["cuda"] = torch.version.cuda
     if torch.version.hip:
         versions["hip"] = torch.version.hip
+    if torch.cuda.is_available():  # of the libraries that are loaded, which may be others than those of packages
+        versions["rccl" if torch.version.hip else "nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        versions["miopen" if torch.version.hip else "cudnn"] = str(torch.backends.cudnn.version())
     return versions
 
 

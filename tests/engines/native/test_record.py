@@ -27,6 +27,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "reference" / "record.md"
 OPEN = {
     "run",
     "software",
+    "environment",
     "identity.settings",
     "identity.fingerprints",
     "predicted.components_s",

@@ -45,6 +45,7 @@ from meshwright.engines.native.validation import ValidationHistory, ValidationLo
 from meshwright.engines.native.warm_up import warm_up
 from meshwright.kernels.dispatch import KernelRouting, active
 from meshwright.kernels.dispatch import using as using_routes
+from meshwright.records.environment import environment_facts
 from meshwright.records.training import Ending, Record, step_line
 from meshwright.specs.run import FaultAction
 from meshwright.training import device, telemetry
@@ -501,6 +502,7 @@ class Trainer:
             run=telemetry.resolved(self.run, plan=prepared.plan),
             device=telemetry.device_facts(self.coordinates.device, accelerator=prepared.accelerator),
             software=telemetry.software_facts(),
+            environment=environment_facts(),
             ending=ending,
             statistics=statistics,
             time_s=self.clock.seconds(),
