@@ -41,8 +41,8 @@ def test_a_folder_a_glob_and_a_file_are_read_in_the_order_of_names(tmp_path: Pat
     (tmp_path / "sub" / "c.txt.gz").write_bytes(gzip.compress(b"c"))
     (tmp_path / "image.png").write_bytes(b"\x89")
     (tmp_path / ".hidden" / "d.txt").write_text("d")
-    assert texts(tmp_path) == ["a", "bé\nx", "c"]
-    assert texts(f"{tmp_path}/*.txt") == ["bé\nx"]
+    assert texts(tmp_path) == ["a", "bé\r\nx", "c"]
+    assert texts(f"{tmp_path}/*.txt") == ["bé\r\nx"]
     assert texts(f"{tmp_path}/**/c*") == ["c"]
     assert texts(tmp_path / "a.md") == ["a"]
 

@@ -29,10 +29,10 @@ _ROWS_AT_ONCE = 1024
 
 
 def read_text(file: Path, text_key: str | None) -> Rows:
-    """The whole file is one document."""
+    """The whole file is one document, with the ends of its lines."""
     if text_key is not None:
         raise InputError("a text file has no keys", got=f"text={text_key}", allowed="files of records have them")
-    with _opened(file) as stream:
+    with _opened(file, newline="") as stream:
         text = stream.read()
     if "\0" in text:
         raise InputError(f"{file} holds NUL bytes: it is not text", hint="convert UTF-16 with iconv")

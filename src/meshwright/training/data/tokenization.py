@@ -27,7 +27,7 @@ from meshwright.training.data.source import DocumentSource
 from meshwright.training.data.store import TRAINED_SUFFIX, TokenStore, open_store
 from meshwright.training.data.tokenizer import Tokenizer
 
-FORMAT = 3  # raised when the same text would become other tokens, or other files
+FORMAT = 4  # raised when the same text would become other tokens, or other files
 COUNTS = "records.json"
 SHARD_TOKENS = 1 << 29
 _BATCH_CHARACTERS = 2 << 20  # tokenised at once: enough for all cores, little memory
