@@ -207,3 +207,27 @@ def test_learning_rates(schedule):
     settings = Optimizer(learning_rate=1.0, warmup_steps=2, schedule=schedule, decay_ratio=1 / 3)
     found = [learning_rate(settings, step=i, num_steps=6) for i in range(6)]
     assert found == pytest.approx(SCHEDULES[schedule], abs=1e-6)
+
+
+def test_the_sample_of_conversations_follows_a_prompt_and_ends_with_the_answer(tmp_path):
+    talk = [{"role": "user", "content": "Ready?"}, {"role": "assistant", "content": "yes"}]
+    (tmp_path / "talks.jsonl").write_text((json.dumps({"messages": talk}) + "\n") * 8)
+    loaded = runfile.loads(
+        TEXT.replace("TEXT", str(tmp_path / "talks.jsonl")),
+        overrides=["data.sequence_length=80", "train={steps: 120}", "batch={global_sequences: 2, micro: 2}"],
+    )
+    record = engine.train(loaded, options=TrainOptions(folder=tmp_path / "out", quiet=True))
+    prompt = "<|im_start|>user\nReady?<|im_end|>\n<|im_start|>assistant\n"
+    assert record.sample is not None
+    assert record.sample.startswith(prompt)
+    assert record.sample.removeprefix(prompt) == "yes"  # and not 64 tokens
+
+
+@pytest.mark.parametrize(("ratio", "is_noted"), [(0.0, True), (0.1, False)])
+def test_a_last_step_without_a_learning_rate_is_noted(ratio, is_noted, tmp_path):
+    (tmp_path / "corpus.txt").write_text("the quick brown fox. " * 100)
+    loaded = runfile.loads(
+        TEXT.replace("TEXT", str(tmp_path / "corpus.txt")), overrides=[f"optimizer.final_ratio={ratio}"]
+    )
+    notes = engine.prepare(loaded, options=TrainOptions(folder=tmp_path / "out")).notes
+    assert any("learning rate of the last step is 0" in line for line in notes) == is_noted

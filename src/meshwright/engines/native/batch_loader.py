@@ -18,6 +18,7 @@ from torch import Tensor
 from meshwright.engines.native.data_position import BatchCounts
 from meshwright.engines.native.parallel.context import chunks_of
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
+from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.run import TRAINING, VALIDATION, Run, has_removable_reference, with_label_ratio
 from meshwright.training import device as devices
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, joined, open_data
@@ -126,8 +127,10 @@ class BatchLoader:
         return next(iter(self.validations.values()), None)
 
     def prompt(self) -> list[int]:
-        """The first tokens of the validation data, for the model to continue."""
-        return (self.validation or replace(self.batches, offset=0)).at(0).tokens_BT[0, :PROMPT_TOKENS].tolist()
+        """The tokens of the validation data before its first answer, or the first ones, for the model to continue."""
+        batch = (self.validation or replace(self.batches, offset=0)).at(0)
+        before = int((batch.labels_BT[0] != IGNORED_LABEL).int().argmax())  # 1: a document of one token
+        return batch.tokens_BT[0, : before + 1 if before > 1 else PROMPT_TOKENS].tolist()
 
     def _counts(self, batch: Batch) -> list[float]:
         """Labels that the loss counts, or pairs of answers, and tokens without padding, of all data ranks. The host

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -21,7 +22,9 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.specs.generation import Sampling
 from meshwright.specs.run import Run
+from meshwright.training.data.turn_end import turn_end
 from meshwright.training.generation import Sampler
+from meshwright.training.generation.text import TextStream
 from meshwright.training.weights import save_adapters
 
 SAMPLE_TOKENS = 64
@@ -70,17 +73,25 @@ def sample_of(run: Run, *, assembly: Assembly, loader: BatchLoader, coordinates:
     if loader.tokenizer is None:
         return None
     assembly.eval_mode()
+    prompt = loader.prompt()
     # A text grows, and compiled layers have one length.
     with torch.compiler.set_stance("force_eager") if run.train.compile else nullcontext():
         tokens = generate_sample(
             assembly.stepper.logits,
             coordinates=coordinates,
-            prompt=loader.prompt(),
+            prompt=prompt,
             num_tokens=SAMPLE_TOKENS,
             context=run.sequence_length,
             seed=run.train.seed,
         )
-    return loader.tokenizer.decode(tokens)
+    if not loader.corpus.has_conversations:
+        return loader.tokenizer.decode(tokens)
+    turn = turn_end(loader.tokenizer)
+    answer = TextStream(loader.tokenizer, stops=turn.stops)
+    for token in takewhile(lambda token: token not in (loader.tokenizer.end, *turn.tokens), tokens[len(prompt) :]):
+        answer.push(token)
+    answer.finish()
+    return loader.tokenizer.decode(prompt) + answer.text
 
 
 def write_adapters(prepared: PreparedRun, *, assembly: Assembly, is_main: bool) -> Path | None:

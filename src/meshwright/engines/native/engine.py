@@ -32,6 +32,7 @@ from meshwright.training import gemm_tuning, optimizer_updates, telemetry, track
 from meshwright.training.conversion import notes_on_base
 from meshwright.training.data import require_sources
 from meshwright.training.gemm_tuning import GemmChoices
+from meshwright.training.optimizer import learning_rate
 from meshwright.training.processes import WorkerLostError, run_ranks
 from meshwright.training.rendezvous import is_main, is_restart, launched_processes, under_launcher
 from meshwright.training.step_gemms import count_gemms
@@ -140,6 +141,8 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     notes += () if run.lora is None else notes_on_base(run.lora.base_format)
+    if run.num_steps and not learning_rate(run.optimizer, step=run.num_steps - 1, num_steps=run.num_steps):
+        notes.append("the learning rate of the last step is 0, which changes nothing: optimizer.final_ratio is 0")
     notes += _notes_on_kernels(asked, run.kernels)
     notes += fp8.notes(run, plan, device=device)
     notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=run.cluster)
