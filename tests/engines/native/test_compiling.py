@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from functools import partial
@@ -44,10 +45,15 @@ def moe_run():
 
 
 @pytest.mark.slow
-def test_one_graph_for_equal_layers_and_no_break(tmp_path):
-    """The sample that a run ends with grows by a token at a time: it compiles nothing anew."""
-    (tmp_path / "corpus.txt").write_text("the quick brown fox jumps over the lazy dog. " * 60)
-    data = f"data={{source: {tmp_path / 'corpus.txt'}, tokenizer: bytes, sequence_length: 16}}"
+@pytest.mark.parametrize(("num_documents", "num_graphs"), [(1, 1), (300, 2)])
+def test_one_graph_for_equal_layers_and_no_break(tmp_path, num_documents, num_graphs):
+    """The sample that a run ends with grows by a token at a time: it compiles nothing anew.
+
+    Documents make a mask, which random tokens before the first step do not have.
+    """
+    line = json.dumps({"text": "the fox " * (300 // num_documents)})
+    (tmp_path / "corpus.jsonl").write_text(f"{line}\n" * num_documents)
+    data = f"data={{source: {tmp_path / 'corpus.jsonl'}, tokenizer: bytes, sequence_length: 16}}"
     torch._dynamo.reset()
     counters.clear()
     losses, records = [], []
@@ -60,7 +66,7 @@ def test_one_graph_for_equal_layers_and_no_break(tmp_path):
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert records[0].sample == records[1].sample
     assert not counters["graph_break"]
-    assert counters["stats"]["unique_graphs"] == 1  # for three layers
+    assert counters["stats"]["unique_graphs"] == num_graphs  # for three layers
     # The first step compiled: it is not in the statistics, of which warming up leaves out three more.
     assert [record.statistics["step_s"]["n"] for record in records] == [4, 5]
 

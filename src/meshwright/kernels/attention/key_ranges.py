@@ -27,9 +27,17 @@ class KeyRanges:
     last_BT: Tensor
     num_keys: int
 
-    @cached_property
+    @property
     def mask_B1TS(self) -> Tensor:  # noqa: N802 (a tensor, named with its shape)
         """The ranges as a mask, True where a query sees a key, for kernels that take only masks."""
+        # A graph makes its own: the compiler cannot enter the lock of `cached_property` in Python 3.11.
+        return self._mask() if torch.compiler.is_compiling() else self._kept_mask
+
+    @cached_property
+    def _kept_mask(self) -> Tensor:
+        return self._mask()
+
+    def _mask(self) -> Tensor:
         key_S = torch.arange(self.num_keys, device=self.first_BT.device)
         seen_BTS = (key_S >= self.first_BT.unsqueeze(-1)) & (key_S <= self.last_BT.unsqueeze(-1))
         return seen_BTS.unsqueeze(1)
