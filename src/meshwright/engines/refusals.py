@@ -234,10 +234,11 @@ def absent_predictions(run: Run) -> Iterator[Unsupported]:
 
 
 def regularisers(run: Run) -> Iterator[Unsupported]:
-    """Terms of the loss and noise, which the engine does not add."""
-    for name in ("z_loss", "label_smoothing", "neftune_alpha"):
-        if getattr(run.train, name):
-            yield Unsupported(key=f"train.{name}", reason="only the native engine has it in this form: must be 0")
+    """Terms of the loss, noise and averages of weights, which the engine does not have."""
+    values = {f"train.{name}": getattr(run.train, name) for name in ("z_loss", "label_smoothing", "neftune_alpha")}
+    for key, value in (values | {"optimizer.average_decay": run.optimizer.average_decay}).items():
+        if value:
+            yield Unsupported(key=key, reason="only the native engine has it in this form: must be 0")
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:

@@ -115,17 +115,20 @@ class Optimizer:
     newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5
     adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
     adamw_learning_rate: Positive | None = None  # peak for embedding, head and vectors; None: `learning_rate`
+    average_decay: BelowOne = 0.0  # of the exponential moving average of the weights (EMA); 0: none is kept
 
 
 def precision_with(precision: Precision, optimizer: Optimizer) -> Precision:
     """Return `precision` with the bytes that `optimizer` keeps and moves."""
     traits = OPTIMIZERS[optimizer.name]
     is_narrow = optimizer.states is not StateFormat.FP32
+    average_bytes = 4.0 if optimizer.average_decay else 0.0  # kept; an update reads it and the master, and writes it
+    state_bytes = OPTIMIZER_STATE_BYTES[optimizer.states] if is_narrow else traits.state_bytes
     return replace(
         precision,
-        optimizer_state_bytes=OPTIMIZER_STATE_BYTES[optimizer.states] if is_narrow else traits.state_bytes,
+        optimizer_state_bytes=state_bytes + average_bytes,
         adamw_state_bytes=traits.adamw_bytes,
-        update_bytes=traits.update_bytes,
+        update_bytes=traits.update_bytes + 3 * average_bytes,
         newton_schulz_steps=float(optimizer.newton_schulz_steps) if optimizer.name == "muon" else 0.0,
     )
 

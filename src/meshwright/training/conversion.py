@@ -27,7 +27,7 @@ from meshwright.training.models import (
     materialize,
     merge_adapters,
 )
-from meshwright.training.optimizer import MasterOptimizer
+from meshwright.training.optimizer import AVERAGE, MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
 from meshwright.training.weights import (
     Origin,
@@ -63,12 +63,12 @@ def load_saved(saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, bas
     """
     if held.lora is None:
         module = build_model(held.shapes, dtype=dtype, device="cpu")
-        checkpoint.load(saved, into=_weights(module) | _buffers(module))
+        checkpoint.load(saved, into=_weights(module, _kind(held)) | _buffers(module))
         return module
     origin = _base(base or held.weights)
     require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
     module = _with_base(held.shapes, held.lora, origin, dtype=dtype)
-    checkpoint.load(saved, into={f"weights.{n}": p.detach() for n, p in adapters_of(module).items()})
+    checkpoint.load(saved, into={f"{_kind(held)}.{n}": p.detach() for n, p in adapters_of(module).items()})
     merge_adapters(module)
     return module
 
@@ -92,7 +92,7 @@ def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtyp
     module = build_model(held.shapes)
     add_adapters(module, held.lora)
     adapters = {name: torch.empty(p.shape) for name, p in adapters_of(module).items()}
-    checkpoint.load(saved, into={f"weights.{name}": tensor for name, tensor in adapters.items()})
+    checkpoint.load(saved, into={f"{_kind(held)}.{name}": tensor for name, tensor in adapters.items()})
     adapters = {name: tensor.to(FORMATS[dtype]) for name, tensor in adapters.items()}
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
@@ -204,8 +204,13 @@ def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
     return module
 
 
-def _weights(module: Transformer) -> dict[str, Tensor]:
-    return {f"weights.{name}": p.detach() for name, p in module.named_parameters()}
+def _kind(held: Content) -> str:
+    """The states that are the model's weights: where training kept their averages, these."""
+    return AVERAGE if held.is_averaged else "weights"
+
+
+def _weights(module: Transformer, kind: str = "weights") -> dict[str, Tensor]:
+    return {f"{kind}.{name}": p.detach() for name, p in module.named_parameters()}
 
 
 def _buffers(module: Transformer) -> dict[str, Tensor]:

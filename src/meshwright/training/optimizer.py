@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -28,6 +29,9 @@ from meshwright.training.masters import Master, is_partial, local_part
 from meshwright.training.muon import Muon, is_hidden_matrix
 from meshwright.training.optimizer_states import ChunkedAdamW
 from meshwright.training.optimizer_updates import EightBitAdamW, FusedAdamW, Lion, States, Update, foreach_copy
+
+AVERAGE = "average"
+"""Name of the averages of weights among the states of a checkpoint."""
 
 
 def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
@@ -84,6 +88,8 @@ class MasterOptimizer:
         self.is_single_process = is_single_process
         self.after_update = after_update
         self.updates = list(_updates(masters, settings=settings, seed=seed, offloads=offloads))
+        self.num_steps = 0
+        self.averages = [m.values.detach().clone() for m in self.masters] if settings.average_decay else []
 
     def step(self, *, learning_rate: float, accepts: Callable[[float], bool] = math.isfinite) -> float:
         """Clip, update the masters, refresh the parameters, free the gradients. Returns the norm before clipping.
@@ -97,9 +103,35 @@ class MasterOptimizer:
             for update, rate_ratio in self.updates:
                 update.step(learning_rate=learning_rate * rate_ratio, gradient_scale=scale)
             self._refresh(m for m in self.masters if m.host is None)  # the others' updates did
+            self._average()
         for master in self.masters:
             master.forget_gradient()
         return norm
+
+    def _average(self) -> None:
+        """Move the averages towards the masters; the first step's masters are their beginning."""
+        if self.averages:
+            weight = 1 - self.settings.average_decay if self.num_steps else 1.0
+            torch._foreach_lerp_(self.averages, [m.values for m in self.masters], weight)
+        self.num_steps += 1
+
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Compute with the averages of the weights where the run keeps them, until the context closes."""
+        self._swap_averages()
+        try:
+            yield
+        finally:
+            self._swap_averages()
+
+    @torch.no_grad()
+    def _swap_averages(self) -> None:
+        for master, average in zip(self.masters, self.averages, strict=False):
+            kept = master.values.clone()
+            master.values.copy_(average)
+            average.copy_(kept)
+        if self.settings.average_decay:
+            self.refresh()
 
     def refresh(self) -> None:
         """Round the masters into the parameters that compute."""
@@ -144,9 +176,11 @@ class MasterOptimizer:
         """Every tensor of a checkpoint, by name: `weights.NAME`, and `STATE.NAME` for each state, such as
         `exp_avg.NAME`.
 
-        Weights are the live ones. The others may be copies: after loading into them, call `restore`.
+        Weights are the live ones, and so are their averages, `average.NAME`. The others may be copies: after loading
+        into them, call `restore`.
         """
         state = {f"weights.{m.name}": m.like(m.values) for m in self.masters}
+        state |= {f"{AVERAGE}.{m.name}": m.like(a) for m, a in zip(self.masters, self.averages, strict=False)}
         for master, name, tensor in self._stored():
             has_its_shape = tensor.shape == master.local.shape
             state[f"{name}.{master.name}"] = master.like(tensor) if has_its_shape else tensor
@@ -154,6 +188,7 @@ class MasterOptimizer:
 
     def restore(self, state: Mapping[str, Tensor], *, step: int) -> None:
         """Continue from a loaded `state` after `step` steps."""
+        self.num_steps = step
         states: dict[Tensor, States] = {}
         for master, name, _ in self._stored():
             states.setdefault(master.local, {})[name] = local_part(state[f"{name}.{master.name}"])

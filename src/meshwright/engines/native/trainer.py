@@ -281,9 +281,10 @@ class Trainer:
         self.checkpoints.finish()
         if ending not in COMPLETE or self.prepared.options.only_steps:
             return None
-        with self.progress.phase("writing a sample"):
-            sample = sample_of(self.run, assembly=self.assembly, loader=self.loader, coordinates=self.coordinates)
-        folder = write_adapters(self.prepared, assembly=self.assembly, is_main=self.coordinates.is_main)
+        with self.assembly.optimizer.averaged():
+            with self.progress.phase("writing a sample"):
+                sample = sample_of(self.run, assembly=self.assembly, loader=self.loader, coordinates=self.coordinates)
+            folder = write_adapters(self.prepared, assembly=self.assembly, is_main=self.coordinates.is_main)
         if folder is not None:
             self.progress.say(f"wrote the adapter to {folder}")
         return sample
@@ -410,7 +411,8 @@ class Trainer:
             return None
         self.observer.evaluating(num_samples=self._num_samples())
         self.assembly.eval_mode()
-        with self.clock.during(TrainingPhase.VALIDATION), self.progress.phase("validating"):
+        timed, averaged = self.clock.during(TrainingPhase.VALIDATION), self.assembly.optimizer.averaged()
+        with timed, self.progress.phase("validating"), averaged:
             losses = validation_losses(
                 self.loader, self._loss_of, best_by=evaluate.best_by, before_batch=self.watchdog.start_timer
             )

@@ -30,6 +30,7 @@ class Content:
     data: Data | None = None  # with absolute paths
     holds_out: bool | None = None  # validation is on documents held out of the source; None in old manifests
     has_conversations: bool | None = None  # the data has records that a chat template writes; None: unknown
+    is_averaged: bool | None = None  # the averages of the weights are read in their place; None in old manifests
     tokenizer_fingerprint: str | None = None  # None: unknown, or training has no tokenizer
 
 
@@ -51,6 +52,7 @@ def content(
         ),
         holds_out=run.train.evaluate is not None and not run.data.validation_sources,
         has_conversations=has_conversations,
+        is_averaged=run.optimizer.average_decay > 0,
         tokenizer_fingerprint=None if tokenizer is None else tokenizer.fingerprint,
     )
 

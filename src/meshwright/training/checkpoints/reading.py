@@ -31,7 +31,9 @@ def load(saved: SavedCheckpoint, *, into: dict[str, Tensor], zero_if_absent: str
     for name, tensor in into.items():
         held = getattr(stored.get(name), "size", None)
         if held is None:
-            raise InputError(f"checkpoint {saved.path} has no tensor {name!r}", hint="it is of another model")
+            raise InputError(
+                f"checkpoint {saved.path} has no tensor {name!r}", hint="it is of another model or optimizer"
+            )
         if tuple(held) != tuple(tensor.shape):
             raise InputError(
                 f"checkpoint {saved.path}: {name} has another shape", got=tuple(held), allowed=tuple(tensor.shape)
