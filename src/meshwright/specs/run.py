@@ -165,6 +165,12 @@ def _source_name(name: str) -> str:
     return name
 
 
+def _new_tokens(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    if "" in tokens or len(set(tokens)) < len(tokens):
+        raise ValueError("each token has text, and is named once")
+    return tokens
+
+
 _Workers = Annotated[int, Limits(ge=0, le=MAX_WORKERS)]
 _SourceName = Annotated[str, _source_name]
 _Source = Annotated[WeightedSource, Spelled(lambda value: {"path": value} if isinstance(value, str) else value)]
@@ -180,7 +186,14 @@ class Data:
     tokenizer: str | None = None  # None: the model's own
     validation: str | _Validation | None = None  # a source for `train.evaluate`, or several by name
     workers: _Workers | None = None  # threads of a process that read ahead; None: found in the first steps
+    added_tokens: Annotated[tuple[str, ...], _new_tokens] = ()  # special tokens that the tokenizer lacks
+    added_rows: Literal["mean", "zeros"] = "mean"  # embeddings and head rows of `added_tokens` that the weights lack
     joined_documents: bool = False  # attention, positions and labels run on where a document ends
+
+    @property
+    def new_rows(self) -> str | None:
+        """Content of the rows of embedding and head that the weights lack; None: they may lack none."""
+        return self.added_rows if self.added_tokens else None
 
     @property
     def is_synthetic(self) -> bool:

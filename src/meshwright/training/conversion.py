@@ -67,15 +67,18 @@ def load_saved(saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, bas
         return module
     origin = _base(base or held.weights)
     require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
-    module = _with_base(held.shapes, held.lora, origin, dtype=dtype)
+    new_rows = None if held.data is None else held.data.new_rows
+    module = _with_base(held.shapes, held.lora, origin, dtype=dtype, new_rows=new_rows)
     checkpoint.load(saved, into={f"{_kind(held)}.{n}": p.detach() for n, p in adapters_of(module).items()})
     merge_adapters(module)
     return module
 
 
-def load_merged(model: Model, weights: Origin, adapters: Path, *, dtype: torch.dtype) -> Transformer:
+def load_merged(
+    model: Model, weights: Origin, adapters: Path, *, dtype: torch.dtype, new_rows: str | None = None
+) -> Transformer:
     """The whole model on the host: `weights` with the adapters of a PEFT folder added."""
-    module = _with_base(model, read_lora(adapters, model=model), weights, dtype=dtype)
+    module = _with_base(model, read_lora(adapters, model=model), weights, dtype=dtype, new_rows=new_rows)
     load_adapters(module, adapters)
     merge_adapters(module)
     return module
@@ -109,7 +112,7 @@ def export_merged(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype:
 
 def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
     """Like `export_merged`, from a PEFT folder that holds adapters of `run`."""
-    module = load_merged(run.model, _base(run.weights), adapters, dtype=FORMATS[dtype])
+    module = load_merged(run.model, _base(run.weights), adapters, dtype=FORMATS[dtype], new_rows=run.data.new_rows)
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 
@@ -139,12 +142,12 @@ def _base(name: str | None) -> Origin:
     return find_weights(name)
 
 
-def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: torch.dtype) -> Transformer:
+def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: torch.dtype, new_rows: str | None) -> Transformer:
     """A model on the host with the weights of `origin`, and uninitialized adapters."""
     module = build_model(model, dtype=dtype)
     add_adapters(module, replace(lora, base_format=BaseFormat.FULL))
     materialize(module, device="cpu")
-    load_weights(module, origin.folder)
+    load_weights(module, origin.folder, new_rows=new_rows)
     return module
 
 
@@ -154,7 +157,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     """
     if run.lora is None:
         module = build_model(run.model, device="cpu")
-        load_weights(module, weights)
+        load_weights(module, weights, new_rows=run.data.new_rows)
         origin = find_weights(str(weights))
     else:
         module = _adapters(run, weights, lora=run.lora)

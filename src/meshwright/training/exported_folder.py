@@ -24,7 +24,13 @@ from meshwright.training.data import open_tokenizer
 from meshwright.training.data.chat import CHATML_TEMPLATE, ChatML
 from meshwright.training.data.corpus import text_of
 from meshwright.training.data.source import DocumentSource, is_from_hub, open_source
-from meshwright.training.data.tokenizer import JsonTokenizer, Tokenizer, notes_on_end, tokenizer_from_path
+from meshwright.training.data.tokenizer import (
+    JsonTokenizer,
+    Tokenizer,
+    notes_on_end,
+    tokenizer_from_path,
+    with_added_tokens,
+)
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
 from meshwright.training.data.turn_end import turn_end
 from meshwright.training.weights import find_description, fingerprint
@@ -170,6 +176,7 @@ def find_tokenizer(content: Content) -> tuple[Tokenizer | None, tuple[str, ...]]
         places = [source.path for source in data.sources.values()] if is_trained else []
         source = text_of(open_source(place, cache=cache) for place in places)
         tokenizer = open_tokenizer(data.tokenizer, source=source, cache=cache)
+        tokenizer = with_added_tokens(tokenizer, data.added_tokens)
     except MeshwrightError as error:
         return None, (f"the tokenizer {data.tokenizer} is not found; {instead}: {error}",)
     if content.tokenizer_fingerprint not in (None, tokenizer.fingerprint):

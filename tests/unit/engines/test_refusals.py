@@ -32,6 +32,7 @@ EVALUATED = ["data.validation=v.txt"]
         (OTHERS, "train.z_loss", ["train.z_loss=0.001"]),
         (OTHERS, "train.label_smoothing", ["train.label_smoothing=0.1"]),
         (OTHERS, "train.neftune_alpha", ["train.neftune_alpha=5"]),
+        (OTHERS, "data.added_tokens", ["data.added_tokens=[<a>]"]),
         (OTHERS, "optimizer.average_decay", ["optimizer.average_decay=0.9"]),
         (("torchtitan", "maxtext"), "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
         (("native", "megatron"), "train.balance_loss", ["train.balance_loss=0.01"]),

@@ -298,7 +298,7 @@ def _stage(
         init_weights(module, seed=run.train.seed)
     else:
         init_adapters(module, seed=run.train.seed)
-        load_weights(module, weights)
+        load_weights(module, weights, new_rows=run.data.new_rows)
         init_magnitudes(module)
     return module
 

@@ -88,6 +88,12 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         key = "targets" if QKV in lora.targets else "base_format"
         reason = "DoRA is not implemented for qkv as one matrix, nor on a quantised base"
         yield Unsupported(key=f"lora.{key}", reason=reason, hint="lora.use_dora: false")
+    whole = ["embedding"] if run.model.tied_embeddings else ["embedding", "head"]
+    if run.data.added_tokens and not set(whole) <= set(lora.modules_to_save):
+        yield Unsupported(
+            key="data.added_tokens", reason="adapters train no rows of new tokens",
+            hint=f"lora.modules_to_save: [{', '.join(whole)}] trains them",
+        )  # fmt: skip
     yield from _fused_adapters(lora, run.model)
     if run.model.num_mtp_layers:
         yield Unsupported(

@@ -33,6 +33,7 @@ from meshwright.training.data.tokenizer import (
     notes_on_end,
     tokenizer_from_hub,
     tokenizer_from_path,
+    with_added_tokens,
 )
 from meshwright.training.data.usage import DataUsage, describe_records, usages_as_json
 
@@ -269,10 +270,12 @@ def _tokenizer(run: Run, sources: Mapping[str, DocumentSource | TokenFiles], cac
             hint=f"tokenizer: bpe:{run.model.vocab} trains one of the model's size on this text",
         )
     tokenizer = open_tokenizer(run.data.tokenizer, source=text_of(sources.values()), cache=cache)
+    tokenizer = with_added_tokens(tokenizer, run.data.added_tokens)
     if tokenizer.vocab > run.model.vocab:
         raise InputError(
             f"the tokenizer {tokenizer.name} has more tokens than the model's vocabulary",
             got=tokenizer.vocab, allowed=f"<= {run.model.vocab}",
+            hint=f"--set model.vocab={tokenizer.vocab} adds rows" if run.data.added_tokens else None,
         )  # fmt: skip
     return tokenizer
 

@@ -194,6 +194,21 @@ def tokenizer_from_path(path: Path) -> JsonTokenizer:
     return JsonTokenizer(text, name=str(path), config=config, folder=file.parent)
 
 
+def with_added_tokens(tokenizer: Tokenizer, tokens: Sequence[str]) -> Tokenizer:
+    """The tokenizer with further special tokens behind its own, as transformers' `add_special_tokens` adds them."""
+    if not tokens:
+        return tokenizer
+    if not isinstance(tokenizer, JsonTokenizer):
+        raise InputError(
+            f"data.added_tokens: the tokenizer {tokenizer.name} takes none", got=", ".join(tokens),
+            allowed="a tokenizer.json or its folder, a name on the hub, bpe:SIZE",
+        )  # fmt: skip
+    library = require_tokenizers()
+    grown = library.Tokenizer.from_str(tokenizer.text)
+    grown.add_special_tokens([library.AddedToken(token, special=True, normalized=False) for token in tokens])
+    return JsonTokenizer(grown.to_str(), name=tokenizer.name, config=tokenizer.config, folder=tokenizer.folder)
+
+
 def tokenizer_from_hub(name: str) -> JsonTokenizer:
     """A tokenizer of the Hugging Face hub, OWNER/NAME[@REVISION], from its local copy where there is one."""
     if not is_hub_name(name):

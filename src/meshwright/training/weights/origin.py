@@ -80,16 +80,22 @@ def positions_of(config: Mapping[str, Any]) -> int | None:
 
 
 def differences(
-    folder: Path, model: Model, *, shapes: Shapes | None = None, sequence_length: int | None = None
+    folder: Path,
+    model: Model,
+    *,
+    shapes: Shapes | None = None,
+    sequence_length: int | None = None,
+    new_rows: str | None = None,
 ) -> list[str]:
     """Differences between `model` and the config.json in the folder of the weights, as sentences.
 
     `sequence_length` are the tokens of a sequence that the weights are trained on, which may be more than before.
+    `new_rows` as in `GrownFolder`.
 
     Raises InputError when the weights in `folder` do not fit `model`, or do not have `shapes`.
     """
     _refuse_quantized(folder)
-    check_weights(folder, model, shapes=shapes)
+    check_weights(folder, model, shapes=shapes, new_rows=new_rows)
     try:
         config_model = model_from_path(folder)
     except MeshwrightError:  # no config.json, or one of an unknown architecture: nothing to compare with

@@ -20,19 +20,20 @@ from meshwright.training.weights.names import family_of, file_names, without_ign
 from meshwright.training.weights.safetensors_format import Folder
 
 _SHOWN = 5
-_COMPARED_WEIGHTS = 1 << 24  # that are in memory at a time
+_WEIGHTS_AT_ONCE = 1 << 24  # in memory
+_OF_VOCABULARY = (OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weight"])
 
 
 @torch.no_grad()
-def load_weights(built: Transformer, folder: str | Path) -> None:
+def load_weights(built: Transformer, folder: str | Path, *, new_rows: str | None = None) -> None:
     """Fill the parameters and routing biases of `built` from a Hugging Face folder, casting to their dtype.
 
     Adapters stay as they are; quantised matrices are rounded one by one. `built` may be a stage, and its
-    parameters may be DTensors; it must not be on the meta device. Raises InputError, before reading, that
-    names missing and unexpected tensors and tensors of another shape.
+    parameters may be DTensors; it must not be on the meta device. `new_rows` as in `GrownFolder`. Raises
+    InputError, before reading, that names missing and unexpected tensors and tensors of another shape.
     """
     assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
-    files = check_weights(folder, built.model)
+    files = check_weights(folder, built.model, new_rows=new_rows)
     family = family_of(built.model)
     shapes = our_shapes(built.model)
     for name, tensor in tensors_of(built).items():
@@ -70,13 +71,47 @@ Shapes = Mapping[str, tuple[int, ...]]
 """The tensors of a file."""
 
 
-def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = None) -> Folder:
+class GrownFolder(Folder):
+    """Weights whose embedding and head have `rows` rows. Those that the files lack are the mean of theirs, or zeros.
+
+    So does transformers' `resize_token_embeddings`, which adds noise to the mean of a billionth of their covariance.
+    """
+
+    def __init__(self, folder: Path, *, rows: int, new_rows: str) -> None:
+        super().__init__(folder)
+        self.rows, self.new_rows = rows, new_rows
+        self._row: dict[str, Tensor] = {}  # a new one
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of the tensor `name` with the new rows."""
+        held = super().shape(name)
+        return (max(held[0], self.rows), *held[1:]) if name in _OF_VOCABULARY else held
+
+    def read(self, name: str, *, where: tuple[slice, ...] = ()) -> Tensor:
+        """The tensor, or the part of it at `where`, with the new rows that belong to it."""
+        num_held, *_ = held = super().shape(name)
+        if held == self.shape(name):
+            return super().read(name, where=where)
+        start, stop, _ = (where or (slice(None),))[0].indices(self.rows)
+        old = super().read(name, where=(slice(min(start, num_held), min(stop, num_held)), *where[1:]))
+        if name not in self._row:
+            sums = (super(GrownFolder, self).read(name, where=part).double().sum(0) for part in _row_parts(held))
+            self._row[name] = sum(sums, torch.zeros(())) / num_held if self.new_rows == "mean" else torch.zeros(held[1])
+        row = self._row[name][where[1:]].to(old.dtype)
+        return torch.cat([old, row.expand(max(0, stop - max(start, num_held)), -1)])
+
+
+def check_weights(
+    folder: str | Path, model: Model, *, shapes: Shapes | None = None, new_rows: str | None = None
+) -> Folder:
     """Open the files of `folder`, which must hold every tensor of the whole `model`, in its shape, and no other.
 
-    `shapes` are the tensors of a model that another engine describes, so that the native engine need not
-    build it. Raises InputError for other files, and where embeddings are tied but the files have another head.
+    `shapes` are the tensors of a model that another engine describes, so that the native engine need not build it.
+    `new_rows` as in `GrownFolder`. Raises InputError for other files, and where embeddings are tied but the files have
+    another head.
     """
-    files, architecture = Folder(Path(folder)), model.family
+    architecture = model.family
+    files = Folder(Path(folder)) if new_rows is None else GrownFolder(Path(folder), rows=model.vocab, new_rows=new_rows)
     if shapes is None:
         architecture, shapes = family_of(model).architecture, shapes_of(model)
     held = without_ignored(set(files.files), model=model)
@@ -105,16 +140,21 @@ def check_weights(folder: str | Path, model: Model, *, shapes: Shapes | None = N
     return files
 
 
+def _row_parts(shape: tuple[int, ...]) -> list[tuple[slice]]:
+    """Parts of a matrix that are read one after the other."""
+    step = max(1, _WEIGHTS_AT_ONCE // shape[1])
+    return [(slice(first, first + step),) for first in range(0, shape[0], step)]
+
+
 def _require_tied(files: Folder) -> None:
     """Raise InputError where the files have a head that is not the embedding: transformers reads it as untied."""
     embedding, head = OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weight"]
     if not {embedding, head} <= files.files.keys():
         return
-    rows, width = files.shape(embedding)
-    step = max(1, _COMPARED_WEIGHTS // width)
-    parts = [(slice(first, first + step),) for first in range(0, rows, step)]
-    if files.shape(head) != (rows, width) or not all(
-        torch.equal(files.read(embedding, where=part).float(), files.read(head, where=part).float()) for part in parts
+    shape = files.shape(embedding)
+    if files.shape(head) != shape or not all(
+        torch.equal(files.read(embedding, where=part).float(), files.read(head, where=part).float())
+        for part in _row_parts(shape)
     ):
         raise InputError(
             f"the embeddings are tied, but the weights hold a head of their own: {head} is not {embedding}",
