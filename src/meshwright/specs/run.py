@@ -323,6 +323,7 @@ class PreferenceLoss(StrEnum):
     DPO = "dpo"  # Rafailov et al. 2023; answers are compared with what the initial weights give them
     SIMPO = "simpo"  # Meng et al. 2024
     ORPO = "orpo"  # Hong et al. 2024
+    KTO = "kto"  # Ethayarajh et al. 2024, of single answers that are desirable or not
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -333,11 +334,13 @@ class Preference:
     beta: Positive = 0.1  # scale of rewards; of ORPO the weight of the odds ratio
     label_smoothing: Annotated[float, Limits(ge=0, lt=0.5)] = 0.0  # share of pairs that are taken the other way round
     margin: NotNegative | None = None  # of SimPO, by which rewards should differ (gamma); None: 0.5
+    desirable_weight: Positive = 1.0  # of KTO, of the losses of desirable answers; as the next
+    undesirable_weight: Positive = 1.0
 
     @property
     def has_reference(self) -> bool:
         """True if the loss compares answers with the initial weights."""
-        return self.loss is PreferenceLoss.DPO
+        return self.loss in (PreferenceLoss.DPO, PreferenceLoss.KTO)
 
 
 def has_removable_reference(preference: Preference | None, lora: Lora | None) -> bool:

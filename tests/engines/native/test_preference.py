@@ -122,7 +122,7 @@ def test_loss_gradients_and_rewards_are_those_of_the_paper(data, settings, kind)
         "accuracy": right.item(),
     }  # fmt: skip
     assert found == pytest.approx(expectation, rel=1e-4)
-    assert parts.collect_reward_sums() == [0.0] * 4
+    assert parts.collect_reward_sums() == [0.0] * 5
 
 
 PLANS = [

@@ -278,6 +278,8 @@ def _stage(
             coordinates.plan, num_micro_batches=num_micro_batches, cache=run.kernels.weight_cache
         )
         fp8.convert(blocks, precision=run.precision, caches_weights=caches)
+    if options.preference is not None:
+        module.data_group = coordinates.data_group()
     if coordinates.plan.tensor > 1:
         shard_matrices(module, mesh=coordinates.axes(TENSOR), sequence_parallel=coordinates.plan.sequence_parallel)
     if coordinates.context_mesh is not None:

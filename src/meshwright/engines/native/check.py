@@ -52,11 +52,20 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         yield from _lora(run.lora, run)
 
 
+UNSMOOTHED = (PreferenceLoss.ORPO, PreferenceLoss.KTO)
+
+
 def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
     key, loss = "train.preference", pairs.loss
+    is_weighted = {pairs.desirable_weight, pairs.undesirable_weight} != {1.0}
     for name, is_stated, reason in (
         (f"{key}.margin", pairs.margin is not None and loss is not PreferenceLoss.SIMPO, f"{loss.value} has no margin"),
-        (f"{key}.label_smoothing", pairs.label_smoothing and loss is PreferenceLoss.ORPO, "orpo has none: must be 0"),
+        (f"{key}.label_smoothing", pairs.label_smoothing and loss in UNSMOOTHED, f"{loss.value} has none: must be 0"),
+        (
+            f"{key}.desirable_weight",
+            is_weighted and loss is not PreferenceLoss.KTO,
+            f"{loss.value} has none: must be 1",
+        ),
         ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
         ("train.label_smoothing", run.train.label_smoothing, f"of pairs it is {key}.label_smoothing: must be 0"),
         ("train.neftune_alpha", run.train.neftune_alpha, "rewards would compare noise: must be 0"),

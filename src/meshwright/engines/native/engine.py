@@ -136,11 +136,9 @@ def prepare(run: Run, *, options: TrainOptions) -> PreparedRun:
     refuse("native", check_plan(plan, run=run))
     external_workers.refuse_devices(plan, device_type=device.type, num_devices=devices.num_devices(device))
     weights = None if run.weights is None else find_weights(run.weights)
-    notes = (
-        []
-        if weights is None
-        else differences(weights.folder, run.model, sequence_length=run.sequence_length, new_rows=run.data.new_rows)
-    )
+    length, new_rows, notes = run.sequence_length, run.data.new_rows, []
+    if weights is not None:
+        notes = differences(weights.folder, run.model, sequence_length=length, new_rows=new_rows)
     if run.lora is not None and weights is None:
         notes.append("adapters are trained on random weights: name those to start from with `weights:`")
     notes += () if run.lora is None else notes_on_base(run.lora.base_format)

@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import default_cache
-from meshwright.specs.run import NATIVE, SYNTHETIC, TRAINING, VALIDATION, Data, Run
+from meshwright.specs.run import NATIVE, SYNTHETIC, TRAINING, VALIDATION, Data, Preference, PreferenceLoss, Run
 from meshwright.training.data.bpe import bpe_tokenizer
 from meshwright.training.data.mixture import Mixture
 from meshwright.training.data.packing import (
@@ -190,27 +190,31 @@ def _open_store(
 ) -> tuple[TokenStore, tuple[str, ...]]:
     """The tokens of a source, all in the model's vocabulary, and notes about its records."""
     store = _tokens(source, tokenizer, cache, report)
-    require_pairs(store, name=name, wants_pairs=run.train.preference is not None)
+    require_pairs(store, name=name, preference=run.train.preference)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
     return store, _reading_notes(name, source, store)
 
 
-def require_pairs(store: TokenStore, *, name: str, wants_pairs: bool, hint: str | None = None) -> None:
-    """Raise InputError where the data has pairs of answers and cross-entropy counts, or the other way round.
+def require_pairs(store: TokenStore, *, name: str, preference: Preference | None, hint: str | None = None) -> None:
+    """Raise InputError where the data is not of the format that the loss compares, or is one and cross-entropy counts.
 
-    `hint`: the way on with pairs; None: that of a training.
+    `hint`: the way on without a preference; None: that of a training.
     """
     formats = set((store.counts or {}).get("formats", ()))
-    if wants_pairs and formats != {RecordFormat.PREFERENCE}:
+    keys = {RecordFormat.PREFERENCE: "chosen and rejected", RecordFormat.JUDGED: "prompt, completion and label"}
+    is_judged = preference is not None and preference.loss is PreferenceLoss.KTO
+    wanted = RecordFormat.JUDGED if is_judged else RecordFormat.PREFERENCE
+    if preference is not None and formats != {wanted}:
         raise InputError(
-            f"{name}: train.preference needs pairs of answers", got=", ".join(sorted(formats)) or "tokens",
-            allowed="records with chosen and rejected, and perhaps prompt",
+            f"{name}: train.preference: {preference.loss} needs {'judged' if is_judged else 'pairs of'} answers",
+            got=", ".join(sorted(formats)) or "tokens", allowed=f"records with {keys[wanted]}",
             hint="leave train.preference out to train on these",
         )  # fmt: skip
-    if not wants_pairs and RecordFormat.PREFERENCE in formats:
+    if preference is None and (found := formats & keys.keys()):
         raise InputError(
-            f"{name} has pairs of answers, which cross-entropy does not tell apart",
-            hint=hint or "--set train.preference=dpo; or name the key of one answer: source: NAME?text=chosen",
+            f"{name} has pairs of answers, or judged ones, which cross-entropy does not tell apart",
+            got=", ".join(sorted(found)),
+            hint=hint or "--set train.preference=dpo, or =kto; or name the key of one answer: source: NAME?text=chosen",
         )
 
 
@@ -298,7 +302,8 @@ def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenS
 def _samples(store: TokenStore, extents: Extents, run: Run, *, pads_short: bool = False) -> TextSamples:
     """Answers keep their prompts: a corpus with a mask is packed by whole documents, or in pairs."""
     if run.train.preference is not None:
-        return pair_samples(store, extents, sequence_length=run.sequence_length)
+        is_judged = run.train.preference.loss is PreferenceLoss.KTO
+        return pair_samples(store, extents, sequence_length=run.sequence_length, is_judged=is_judged)
     if store.is_masked:
         return whole_samples(store, extents, sequence_length=run.sequence_length)
     return stream_samples(

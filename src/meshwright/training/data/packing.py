@@ -180,13 +180,15 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
 class PairSamples:
     """Pairs of answers to one prompt, one pair a sample: document 0 is the chosen one, 1 the rejected one.
 
-    Each has up to half of the positions.
+    Of judged answers document 0 or 1 comes first, a desirable one or not, and behind it as the other one its prompt
+    with the answer of the record before. Each has up to half of the positions.
     """
 
     store: TokenStore
     sequence_length: int
-    ranges_P22: np.ndarray = field(repr=False)  # of both documents, after the cut
+    ranges_P22: np.ndarray = field(repr=False)  # of both documents, after the cut; of judged ones the own one is first
     usage: DataUsage
+    is_chosen_P: np.ndarray | None = field(default=None, repr=False)  # of judged answers: desirable
 
     @property
     def num_samples(self) -> int:
@@ -195,27 +197,48 @@ class PairSamples:
 
     def sample(self, number: int) -> Sample:
         """Return the pair."""
-        (a, b), (c, d) = self.ranges_P22[number].tolist()
-        tokens, trained = ([read(a, b), read(c, d)] for read in (self.store.tokens, self.store.trained))
-        begins = np.array([0, b - a])
-        return assemble(np.concatenate(tokens), np.concatenate(trained), begins, length=self.sequence_length)
+        own, other = (self._read(*ends) for ends in self.ranges_P22[number].tolist())
+        if self.is_chosen_P is not None:
+            prompt = own[:, : own[1].argmax()]
+            other = np.concatenate([prompt, other[:, other[1].argmax() :]], axis=1)[:, : self.sequence_length // 2]
+        tokens_N, trained_N = np.concatenate([own, other], axis=1)
+        begins = np.array([0, own.shape[1]])
+        found = assemble(tokens_N, trained_N.astype(bool), begins, length=self.sequence_length)
+        if self.is_chosen_P is None or self.is_chosen_P[number]:
+            return found
+        documents_T = np.where(found.documents_T < 0, found.documents_T, 1 - found.documents_T)
+        return replace(found, documents_T=documents_T)
+
+    def _read(self, start: int, stop: int) -> np.ndarray:
+        """Tokens, and whether they are trained on [2, N]."""
+        return np.stack([self.store.tokens(start, stop).astype(np.int64), self.store.trained(start, stop)])
 
 
-def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> PairSamples:
+def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int, is_judged: bool = False) -> PairSamples:
     """The pairs of these extents, in order. A pair is skipped if an answer has no label within half of the sample."""
-    half = sequence_length // 2
+    half, is_chosen_P = sequence_length // 2, None
     documents = count_document_labels(store, extents, sequence_length=half - 1)
+    if is_judged:  # the document with the label, of both
+        is_chosen_P = documents.labels_D[::2] > 0
+        places_P = np.arange(len(is_chosen_P)) * 2 + ~is_chosen_P
+        documents = replace(documents, **{name: of_D[places_P] for name, of_D in vars(documents).items()})
     stops_D = documents.starts_D + np.minimum(documents.lengths_D, half)
-    all_P22 = np.stack([documents.starts_D, stops_D], axis=1).reshape(-1, 2, 2)
-    kept_P = (documents.labels_D.reshape(-1, 2) > 0).all(axis=1)
-    ranges_P22 = all_P22[kept_P]
-    documents = replace(documents, labels_D=documents.labels_D * kept_P.repeat(2))
-    # Both documents as one range that is as long, for the counts.
+    ends_D2, has_label_D = np.stack([documents.starts_D, stops_D], axis=1), documents.labels_D > 0
+    if is_chosen_P is None:
+        kept_P = has_label_D.reshape(-1, 2).all(axis=1)
+        ranges_P22 = ends_D2.reshape(-1, 2, 2)[kept_P]
+        documents = replace(documents, labels_D=documents.labels_D * kept_P.repeat(2))
+    else:
+        kept_P, is_chosen_P = has_label_D, is_chosen_P[has_label_D]
+        ranges_P22 = np.stack([ends_D2[kept_P], np.roll(ends_D2[kept_P], 1, axis=0)], axis=1)
+    # Both documents as one range that is as long, for the counts; of judged ones about as long.
     joined_P2 = np.stack([ranges_P22[:, 0, 0], ranges_P22[:, 0, 1] + np.diff(ranges_P22[:, 1])[:, 0]], axis=1)
     usage = usage_of_documents(
         documents, joined_P2, sequence_length=sequence_length, num_skipped=int((~kept_P).sum()), kept_tokens=half
     )
-    return PairSamples(store=store, sequence_length=sequence_length, ranges_P22=ranges_P22, usage=usage)
+    return PairSamples(
+        store=store, sequence_length=sequence_length, ranges_P22=ranges_P22, usage=usage, is_chosen_P=is_chosen_P
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

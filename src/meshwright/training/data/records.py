@@ -6,6 +6,8 @@
     sharegpt    a conversation in ShareGPT's form
     alpaca      an instruction, an input and an output: a conversation of two messages
     preference  a chosen and a rejected answer to one prompt: two documents, for `train.preference`
+    judged      a prompt, an answer and the label true or false: the document twice, for KTO. Of a desirable answer the
+                first one has what the loss counts, of another the second one
 
 The first record of a file decides; a record of another format, of none, or of several is refused with its line. Keys
 that play no part are counted.
@@ -49,6 +51,7 @@ class RecordFormat(StrEnum):
     SHAREGPT = "sharegpt"
     ALPACA = "alpaca"
     PREFERENCE = "preference"
+    JUDGED = "judged"
 
 
 class Answers(StrEnum):
@@ -135,6 +138,8 @@ def read_records(
                 of_file = _format(record, of_file, is_forced=rules.format is not None, keys=_keys(given))
                 read = _answers if of_file is RecordFormat.PREFERENCE else _document
                 documents = read(record, of_file, rules=rules, chat=chat, counts=counts)
+                if of_file is RecordFormat.JUDGED:
+                    documents = (*documents, replace(documents[0], trained=()))[:: 1 if record["label"] else -1]
                 counts.formats[of_file.value] += 1
             for document in documents:
                 _require_characters(document.text)
@@ -158,7 +163,8 @@ def _format(record: Mapping[str, Any], of_file: RecordFormat | None, *, is_force
     if not fitting:
         raise InputError(
             "a record of no known format", got=keys,
-            allowed="text; prompt and completion; messages; conversations; instruction and output; chosen and rejected",
+            allowed="text; prompt and completion, perhaps with label; messages; conversations; instruction and output; "
+            "chosen and rejected",
             hint=("remove the records whose text is null, or " if "(null)" in keys else "")
             + "name the key that holds the text: source: NAME?text=KEY",
         )  # fmt: skip
@@ -186,7 +192,7 @@ def _fitting(record: Mapping[str, Any]) -> Iterator[RecordFormat]:
     if "instruction" in record and any(key in record for key in _OUTPUTS):
         yield RecordFormat.ALPACA
     if _prompt_keys(record):
-        yield RecordFormat.PROMPT
+        yield RecordFormat.JUDGED if isinstance(record.get("label"), bool) else RecordFormat.PROMPT
     if "text" in record:
         yield RecordFormat.TEXT
 
@@ -202,12 +208,13 @@ def _document(
     if kind is RecordFormat.TEXT:
         _count_unused(record, ("text",), counts)
         return (TextDocument(text=_text(record, "text")),)
-    if kind is RecordFormat.PROMPT:
+    if kind in (RecordFormat.PROMPT, RecordFormat.JUDGED):
         ask, answer = _only(_prompt_keys(record))
+        label = ("label",) if kind is RecordFormat.JUDGED else ()
         if isinstance(record[ask], str):
-            _count_unused(record, (ask, answer), counts)
+            _count_unused(record, (ask, answer, *label), counts)
             return (_answered(_text(record, ask), _text(record, answer)),)
-        used = (ask, answer, "tools", "chat_template_kwargs")
+        used = (ask, answer, *label, "tools", "chat_template_kwargs")
         conversation = prompt_conversation(record, record[ask], record[answer])
     elif kind is RecordFormat.ALPACA:
         answer = _only([key for key in _OUTPUTS if key in record])

@@ -89,7 +89,7 @@ def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> T
         tokenizer = trained.require_tokenizer()
         store = tokenise(opened, tokenizer, cache=cache)
         hint = "`train` with train.preference and train.evaluate reports their loss, margin and accuracy"
-        require_pairs(store, name=source, wants_pairs=False, hint=hint)
+        require_pairs(store, name=source, preference=None, hint=hint)
     require_vocab(store, vocab=trained.model.vocab, cache=cache)
     if not is_held_out:
         return Text(name=source, store=store, extents=everything(store), tokenizer=tokenizer)

@@ -1,17 +1,21 @@
-"""Losses of pairs of answers to one prompt: a chosen one, c, and a rejected one, r.
+"""Losses of pairs of answers to one prompt, a chosen one, c, and a rejected one, r; and of single answers.
 
     l_y = sum of log p(token) over the tokens of the answer y     n_y = their number     m_y = l_y / n_y
     r_y = beta (l_y - reference l_y)                              reward of DPO; of the others beta l_y, beta m_y below
 
     dpo     -(1 - e) log σ(r_c - r_r) - e log σ(r_r - r_c)                   e is the label smoothing
     simpo   -(1 - e) log σ(d) - e log σ(-d)    with d = beta (m_c - m_r) - margin
+    kto     w (1 - σ(s (r_y - z)))             s = 1 for a desirable answer, -1 for another; w is the weight of its kind
+            z = beta max(0, mean of l_u - reference l_u), without gradient; u: the answers of other records
     orpo    -m_c - beta log σ(log odds(m_c) - log odds(m_r))                 log odds(m) = m - log(1 - exp(m))
 
 Sources: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (the label smoothing, "conservative DPO"); Meng et al.
-2024 (SimPO), equation 6; Hong et al. 2024 (ORPO), equations 4 to 7. The reference is the model as it was before
-training: with adapters the model without them.
+2024 (SimPO), equation 6; Hong et al. 2024 (ORPO), equations 4 to 7; Ethayarajh et al. 2024 (KTO), equation 8. The
+reference is the model as it was before training: with adapters the model without them.
 
-A row of a batch holds one pair: document 0 is the chosen answer behind its prompt, document 1 the rejected one.
+A row of a batch holds one pair: document 0 is the chosen answer behind its prompt, document 1 the rejected one. Of KTO
+it holds an answer behind its prompt, document 0 if it is desirable and 1 if not, and then, as the other one, the answer
+of another record behind the same prompt. The mean of z is over the answers in memory: a micro-batch of all data ranks.
 B rows, T tokens.
 """
 
@@ -22,7 +26,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 from torch.nn.functional import logsigmoid
 
 from meshwright.kernels.labels import IGNORED_LABEL
@@ -30,8 +36,8 @@ from meshwright.specs.run import Preference, PreferenceLoss
 
 DEFAULT_MARGIN = 0.5
 """Of SimPO; TRL's."""
-NUM_SUMS = 4
-"""Rewards of chosen and of rejected answers, pairs whose chosen one has the higher reward, pairs."""
+NUM_SUMS = 5
+"""Rewards of chosen and of rejected answers, answers on the right side of the other or of z, and both their numbers."""
 
 
 def log_probabilities(losses_BT: Tensor, *, labels_BT: Tensor, documents_BT: Tensor) -> tuple[Tensor, Tensor]:
@@ -42,10 +48,22 @@ def log_probabilities(losses_BT: Tensor, *, labels_BT: Tensor, documents_BT: Ten
 
 
 def pair_losses(
-    settings: Preference, log_p_B2: Tensor, lengths_B2: Tensor, reference_B2: Tensor | None
+    settings: Preference,
+    log_p_B2: Tensor,
+    lengths_B2: Tensor,
+    reference_B2: Tensor | None,
+    *,
+    is_chosen_first_B: Tensor,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each pair [B], and the rewards of its answers [B, 2]. A row of padding has the loss 0."""
+    """Loss of each row [B], and the `NUM_SUMS` sums of rewards, fp32. A row of padding has the loss 0.
+
+    `is_chosen_first_B`: the first document of the row is number 0. `group`: processes with other rows.
+    """
     is_pair_B = (lengths_B2 > 0).all(1)
+    if settings.loss is PreferenceLoss.KTO:
+        assert reference_B2 is not None
+        return _judged_losses(settings, log_p_B2 - reference_B2, is_pair_B, is_chosen_first_B, group)
     mean_B2 = log_p_B2 / lengths_B2.clamp(min=1)
     smoothing = settings.label_smoothing
     if settings.loss is PreferenceLoss.ORPO:
@@ -53,7 +71,7 @@ def pair_losses(
         safe_B2 = mean_B2.where(is_pair_B.unsqueeze(1), -1.0)
         log_odds_B2 = safe_B2 - torch.log1p(-safe_B2.exp())
         losses_B = -mean_B2[:, 0] - settings.beta * logsigmoid(log_odds_B2[:, 0] - log_odds_B2[:, 1])
-        return losses_B * is_pair_B, settings.beta * mean_B2.detach()
+        return losses_B * is_pair_B, _sums(settings.beta * mean_B2, is_pair_B)
     margin = 0.0
     if settings.loss is PreferenceLoss.DPO:
         assert reference_B2 is not None
@@ -63,27 +81,43 @@ def pair_losses(
         margin = DEFAULT_MARGIN if settings.margin is None else settings.margin
     lead_B = rewards_B2[:, 0] - rewards_B2[:, 1] - margin
     losses_B = -(1 - smoothing) * logsigmoid(lead_B) - smoothing * logsigmoid(-lead_B)
-    return losses_B * is_pair_B, rewards_B2.detach()
+    return losses_B * is_pair_B, _sums(rewards_B2, is_pair_B)
 
 
-def sums_of(rewards_B2: Tensor, lengths_B2: Tensor) -> Tensor:
-    """The `NUM_SUMS` sums of a batch, fp32."""
-    is_pair_B = (lengths_B2 > 0).all(1)
-    rewards_B2 = rewards_B2 * is_pair_B.unsqueeze(1)
-    is_right_B = (rewards_B2[:, 0] > rewards_B2[:, 1]) & is_pair_B
-    return torch.cat([rewards_B2.sum(0), torch.stack([is_right_B.sum(), is_pair_B.sum()])]).float()
+def _sums(rewards_B2: Tensor, is_pair_B: Tensor) -> Tensor:
+    rewards_B2 = rewards_B2.detach() * is_pair_B.unsqueeze(1)
+    num_right, num = 2 * ((rewards_B2[:, 0] > rewards_B2[:, 1]) & is_pair_B).sum(), is_pair_B.sum()
+    return torch.stack([*rewards_B2.sum(0), num_right, num, num]).float()
+
+
+def _judged_losses(
+    settings: Preference, ratio_B2: Tensor, is_pair_B: Tensor, is_desirable_B: Tensor, group: ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
+    """KTO: `ratio_B2` are the log-ratios to the reference, of the own answer in column 0 where it is desirable."""
+    own_B, other_B = torch.where(is_desirable_B, ratio_B2.T, ratio_B2.flip(1).T)
+    drift = torch.stack([(other_B.detach() * is_pair_B).sum(), is_pair_B.sum().float()])
+    if group is not None:
+        dist.all_reduce(drift, group=group)
+    baseline = settings.beta * (drift[0] / drift[1].clamp(min=1)).clamp(min=0)
+    rewards_B = settings.beta * own_B
+    lead_B = torch.where(is_desirable_B, rewards_B - baseline, baseline - rewards_B)
+    weight_B = torch.where(is_desirable_B, settings.desirable_weight, settings.undesirable_weight)
+    kinds_2B = torch.stack([is_desirable_B, ~is_desirable_B]) & is_pair_B
+    num_right = ((lead_B > 0) & is_pair_B).sum()
+    sums = [*(rewards_B.detach() * kinds_2B).sum(1), num_right, *kinds_2B.sum(1)]
+    return weight_B * (1 - lead_B.sigmoid()) * is_pair_B, torch.stack(sums).float()
 
 
 def rewards_from(sums: Iterable[float]) -> dict[str, float]:
     """Means of a step or an evaluation, as a record has them.
 
-    >>> rewards_from([1.0, -1.0, 3.0, 4.0])
+    >>> rewards_from([1.0, -1.0, 6.0, 4.0, 4.0])
     {'chosen': 0.25, 'rejected': -0.25, 'margin': 0.5, 'accuracy': 0.75}
     """
-    chosen, rejected, num_right, num_pairs = sums
-    n = max(1.0, num_pairs)
-    means = {"chosen": chosen / n, "rejected": rejected / n, "margin": (chosen - rejected) / n}
-    return means | {"accuracy": num_right / n}
+    chosen, rejected, num_right, num_chosen, num_rejected = sums
+    means = {"chosen": chosen / max(1.0, num_chosen), "rejected": rejected / max(1.0, num_rejected)}
+    accuracy = num_right / max(1.0, num_chosen + num_rejected)
+    return means | {"margin": means["chosen"] - means["rejected"], "accuracy": accuracy}
 
 
 def collect_reward_sums(modules: Iterable[nn.Module]) -> list[float]:

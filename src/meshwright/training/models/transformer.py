@@ -42,7 +42,7 @@ from meshwright.training.models.families import is_dense
 from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.multi_token import PredictionModule, prediction_loss, with_gradient_of
 from meshwright.training.models.norm import ResidualSum, make_norm
-from meshwright.training.models.preference import NUM_SUMS, log_probabilities, pair_losses, sums_of
+from meshwright.training.models.preference import NUM_SUMS, log_probabilities, pair_losses
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
@@ -189,6 +189,7 @@ class Transformer(nn.Module):
         self.model = model
         self.own_tokens: Callable[[Tensor], Tensor] = _all_tokens  # sequence parallelism replaces it
         self.chunks: Chunks | Suffix = Chunks()  # context parallelism and generation replace it
+        self.data_group: ProcessGroup | None = None  # processes with other sequences, whose answers KTO compares
         self.embedding = _embedding(model) if is_first else None
         self.layers = nn.ModuleDict({str(i): Block(model, i, options=options) for i in layers})
         self.norm = make_norm(model, width=model.hidden) if is_last else None
@@ -247,8 +248,11 @@ class Transformer(nn.Module):
             log_p_B2, lengths_B2 = log_probabilities(out, labels_BT=labels_BT, documents_BT=documents_BT)
             if is_scored:
                 return log_p_B2
-            losses_B, rewards_B2 = pair_losses(self.options.preference, log_p_B2, lengths_B2, reference_B2)
-            self.reward_sums += sums_of(rewards_B2, lengths_B2)
+            losses_B, sums = pair_losses(
+                self.options.preference, log_p_B2, lengths_B2, reference_B2,
+                is_chosen_first_B=documents_BT[:, 0] == 0, group=self.data_group,
+            )  # fmt: skip
+            self.reward_sums += sums
             return losses_B.sum()
         if not self.predictions or labels_BT is None or not self.training:
             return out

@@ -86,6 +86,11 @@ class MeshCoordinates:
         width = self.plan.context * self.plan.tensor
         return None if width == 1 else self._group(torch.arange(self.num_ranks).view(-1, width))
 
+    def data_group(self) -> dist.ProcessGroup | None:
+        """The processes that hold the same parts of the model and of other sequences."""
+        ranks = self._ranks().flatten(1, 2).movedim(1, 3)
+        return None if self.plan.data == 1 else self._group(ranks.flatten(0, 2))
+
     def stage_group(self) -> dist.ProcessGroup | None:
         """The processes that hold the same layers, or shards of them."""
         return self._group(torch.arange(self.num_ranks).view(self.plan.pipeline, -1))
