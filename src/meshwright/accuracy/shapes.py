@@ -19,7 +19,8 @@ from meshwright.accuracy.wording import shape_name
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.specs.model import Attention, AttentionKind, Experts, LinearAttention, LinearKind, Model, Router
+from meshwright.files import record_of
+from meshwright.specs.model import Attention, AttentionKind, Experts, Model
 
 _TRUNCATED = re.compile(r"[-_\s(,]*(?:proxy,?\s*)?(?:\bL(\d+)|\b(\d+)\s?L\b|\b(\d+) layers)\)?\s*$", re.IGNORECASE)
 _FEWER_LAYERS = re.compile(r"-\d+-layers$")
@@ -166,18 +167,7 @@ def _with_size_behind(name: str) -> tuple[Model, tuple[str, ...]] | None:
 
 
 def _from_entry(name: str, entry: dict[str, Any]) -> Model:
-    fields = {key: value for key, value in entry.items() if key != "source"}
-    fields["attention"] = Attention(
-        **entry["attention"] | {"kind": AttentionKind(entry["attention"].get("kind", "gqa"))}
-    )
-    if "experts" in entry:
-        experts = dict(entry["experts"])
-        fields["experts"] = Experts(router=Router(experts.pop("router", "softmax")), **experts)
-    if "linear_attention" in entry:
-        linear = dict(entry["linear_attention"])
-        kind, pattern = LinearKind(linear.pop("kind", LinearKind.GDN)), tuple(linear.pop("pattern"))
-        fields["linear_attention"] = LinearAttention(kind=kind, pattern=pattern, **linear)
-    return Model(name=name, **fields)
+    return record_of(Model, {"name": name} | {key: value for key, value in entry.items() if key != "source"})
 
 
 def _adapt(row: CsvRow, base: Model, assumed: tuple[str, ...], *, num_layers: int | None) -> Reading:

@@ -121,12 +121,8 @@ def shipped_columns() -> frozenset[str]:
 
 @cache
 def published_models() -> dict[str, Any]:
-    """Names, families, unsupported architectures and models outside the catalogue.
-
-    Of `models.toml`, and the shapes of well-known models of `named_models.toml`.
-    """
-    data = _load("models.toml")
-    return data | {"model": data["model"] | _load("named_models.toml")["model"]}
+    """Names, families, unsupported architectures and models outside the catalogue (`models.toml`)."""
+    return _load("models.toml")
 
 
 @cache

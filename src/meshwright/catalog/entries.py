@@ -14,6 +14,9 @@ An entry holds the fields of the value that it describes (`specs.model.Model`, `
     [published]    figures that others print; never read by the cost model
 
 A name that is a file's name reads that file alone. Any other name reads all files for their aliases.
+
+`data/models.json` has further models, each with the same keys and a title: name -> entry. `repositories` of an entry
+are those of the Hugging Face hub whose config.json has its shapes; their names are aliases.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.json_values import load_json
 
 DATA = Path(__file__).parent / "data"
 
@@ -62,6 +66,7 @@ class CatalogEntry:
     title: str
     values: dict[str, Any]
     aliases: tuple[str, ...] = ()
+    repositories: tuple[str, ...] = ()  # of the Hugging Face hub, OWNER/NAME
     sources: dict[str, str] = field(default_factory=dict)
     conflicts: dict[str, str] = field(default_factory=dict)
     assumptions: dict[str, str] = field(default_factory=dict)
@@ -106,7 +111,14 @@ def require_text(name: object) -> None:
 @cache
 def names(kind: CatalogKind) -> tuple[str, ...]:
     """Names of all entries of `kind`, in natural order (llama3-8b before llama3-70b)."""
-    return tuple(sorted((path.stem for path in kind.folder.glob("*.toml")), key=_natural))
+    return tuple(sorted((*(path.stem for path in kind.folder.glob("*.toml")), *_listed(kind)), key=_natural))
+
+
+@cache
+def _listed(kind: CatalogKind) -> dict[str, dict[str, Any]]:
+    """Entries of the one file that holds many, by name."""
+    path = DATA / f"{kind.value}s.json"
+    return load_json(path) if path.exists() else {}
 
 
 def entry(kind: CatalogKind, name: str) -> CatalogEntry:
@@ -136,6 +148,8 @@ def _entry(kind: CatalogKind, name: str) -> CatalogEntry:
 
 @cache
 def _read(kind: CatalogKind, name: str) -> CatalogEntry:
+    if (values := _listed(kind).get(name)) is not None:
+        return _entry_of(values, kind=kind, name=name)
     return entry_of_text((kind.folder / f"{name}.toml").read_text(encoding="utf-8"), kind=kind, name=name)
 
 
@@ -143,16 +157,22 @@ def entry_of_text(text: str, *, kind: CatalogKind, name: str) -> CatalogEntry:
     """Return the entry that the text of a file describes. Raises tomllib.TOMLDecodeError where it is no TOML."""
     import tomllib
 
-    values = tomllib.loads(text)
-    about = {key: values.pop(key, {}) for key in ABOUT}
-    aliases = tuple(values.pop("aliases", ()))
     title = text.partition("\n")[0].removeprefix("#").strip()
-    return CatalogEntry(kind=kind, name=name, title=title, values=values, aliases=aliases, **about)
+    return _entry_of(tomllib.loads(text) | {"title": title}, kind=kind, name=name)
+
+
+def _entry_of(given: dict[str, Any], *, kind: CatalogKind, name: str) -> CatalogEntry:
+    values = dict(given)
+    about = {key: values.pop(key, {}) for key in ABOUT}
+    others = {key: tuple(values.pop(key, ())) for key in ("aliases", "repositories")}
+    return CatalogEntry(kind=kind, name=name, title=values.pop("title"), values=values, **others, **about)
 
 
 @cache
 def _aliases(kind: CatalogKind) -> dict[str, str]:
-    return {normal_name(alias): name for name in names(kind) for alias in _read(kind, name).aliases}
+    found = [_read(kind, name) for name in names(kind)]
+    of_hub = {normal_name(r.rpartition("/")[2]): one.name for one in found for r in one.repositories}
+    return of_hub | {normal_name(alias): one.name for one in found for alias in one.aliases}
 
 
 def normal_name(name: str) -> str:

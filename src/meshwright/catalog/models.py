@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache
 
 from meshwright.catalog.entries import CatalogKind, by_name, entry, names
@@ -17,39 +18,48 @@ def model_names() -> tuple[str, ...]:
 
 
 _REPOSITORY = re.compile(r"https://huggingface\.co/([\w.-]+/[\w.-]+)/blob/")
+MIRRORS = (
+    "ai-modelscope", "axolotl-ai-co", "axolotl-quants", "hugging-quants", "llm-research", "lmstudio-community",
+    "mistral-community", "mlx-community", "modelscope", "neuralmagic", "nousresearch", "openai-mirror", "redhatai",
+    "shanghai_ai_laboratory", "thebloke", "unsloth", "zhipuai",
+)  # fmt: skip
+"""Owners on model hubs that publish the models of others under their names, also in formats of fewer bits."""
+_STORED = re.compile(
+    r"-(bnb|[248]bit|1x16|(nv|mx)?fp\d+|f16|bf16|nf4|int[48]|w\da\d+|gptq|awq|aqlm|gg(uf|ml)|mlx|quantized|dynamic|"
+    r"unsloth|linearized)(?=-|$)"
+)
+"""Words in the names of repositories that have the weights in another format."""
+_TRAINED = re.compile(r"-(instruct|chat|it|base|pt|hf|sft|dpo|rl|thinking|reasoning|deduped|uncensored)(?=-|$)")
+"""Words in the names of repositories with other weights of the same shapes."""
 
 
 @cache
 def _repositories() -> dict[str, str]:
-    """Names of models by the repository of the hub from whose config.json they were read, in small letters."""
+    """Names of models by the repositories of the hub whose config.json has their shapes, in small letters."""
     found = {}
     for name in model_names():
-        for source in entry(CatalogKind.MODEL, name).sources.values():
-            found.update({repository.lower(): name for repository in _REPOSITORY.findall(source)})
+        one = entry(CatalogKind.MODEL, name)
+        read = (r for source in one.sources.values() for r in _REPOSITORY.findall(source))
+        found.update({repository.lower(): name for repository in (*read, *one.repositories)})
     return found
 
 
 def model_of_repository(repository: str) -> str | None:
     """Return the name of the model of OWNER/NAME on the Hugging Face hub; None: it is not in the catalogue.
 
-    The owner's other repositories are known by the aliases of their models.
+    The other repositories of a model's owner, and of those that mirror it, are known by their names.
 
     >>> [model_of_repository(name) for name in ("meta-llama/Llama-3.1-8B", "deepseek-ai/DeepSeek-R1", "me/mine")]
     ['llama3.1-8b', 'deepseek-v3', None]
+    >>> model_of_repository("unsloth/Qwen2.5-14B-Instruct-bnb-4bit")
+    'qwen2.5-14b'
     """
     known = _repositories()
     if (exact := known.get(repository.lower())) is not None:
         return exact
-    owner, _, name = repository.lower().partition("/")
-    try:
-        named = entry(CatalogKind.MODEL, name).name
-    except UnknownNameError:
-        return None
-    return named if any(v == named and k.startswith(f"{owner}/") for k, v in known.items()) else None
-
-
-_TUNED = re.compile(r"(-(instruct|chat|it|hf|base|bnb-4bit|\d{4}))+$")
-"""Ends of the names of repositories with other weights of the same shapes."""
+    owner, named = repository.lower().partition("/")[0], model_like(repository)
+    is_owner = owner in MIRRORS or any(v == named and k.startswith(f"{owner}/") for k, v in known.items())
+    return named if is_owner else None
 
 
 def model_like(repository: str) -> str | None:
@@ -57,14 +67,17 @@ def model_like(repository: str) -> str | None:
 
     Copies and fine-tuned models are called like the model whose shapes they have.
 
-    >>> [model_like(name) for name in ("NousResearch/Llama-3.2-1B", "meta-llama/Meta-Llama-3-8B-Instruct", "me/mine")]
+    >>> [model_like(name) for name in ("me/Llama-3.2-1B", "me/Meta-Llama-3-8B-Instruct-GPTQ", "me/mine")]
     ['llama3.2-1b', 'llama3-8b', None]
     """
-    name = _TUNED.sub("", repository.rpartition("/")[2].lower()).removeprefix("meta-")
-    try:
-        return entry(CatalogKind.MODEL, name).name
-    except UnknownNameError:
-        return None
+    name = repository.rpartition("/")[2].lower().removeprefix("meta-")
+    stored = _STORED.sub("", name)
+    trained = _TRAINED.sub("", stored)
+    undated, unversioned = re.sub(r"-\d{4}(?=-|$)", "", trained), re.sub(r"-v\d+(\.\d+)?$", "", trained)
+    for candidate in (name, stored, trained, undated, unversioned):
+        with suppress(UnknownNameError):
+            return entry(CatalogKind.MODEL, candidate).name
+    return None
 
 
 @by_name

@@ -155,7 +155,7 @@ def test_names_of_published_runs_find_their_model(written, name):
     [
         ("mistralai/Mistral-7B-v0.3", "mistral-7b-v0.3"),
         ("mistralai/Mistral-7B-Instruct-v0.3", "mistral-7b-v0.3"),
-        ("mistralai/Mistral-7B-v0.1", None),  # another vocabulary, and a window
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1"),  # another vocabulary, and a window
         ("Qwen/Qwen2.5-32B", "qwen2.5-32b"),
         ("Qwen/Qwen2.5-72B-Instruct", "qwen2.5-72b"),
         ("meta-llama/Llama-4-Scout-17B-16E", "llama4-scout"),

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from meshwright.catalog.models import model_like, model_of_repository
+from meshwright.catalog.models import MIRRORS, model_like, model_of_repository
 from meshwright.engines.base import Imported, StatedCluster, not_estimated
 from meshwright.engines.trainers.adapters import lora_task
 from meshwright.engines.trainers.files import OF_RUN_FILES, read_settings
@@ -155,8 +155,9 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
         known = "/".join(path.parts[-2:])  # `checkpoints/OWNER/NAME` of litgpt
     exact = model_of_repository(known)
     like = None if exact or path.exists() else model_like(known)
-    if like and known != like:
-        settings.notes.append(f"{settings.key('model')}: {name} is read as {like} of the catalogue, by its name")
+    is_copy = like is not None or known.lower().partition("/")[0] in MIRRORS
+    if is_copy and (named := exact or like) and known != named:
+        settings.notes.append(f"{settings.key('model')}: {name} is read as {named} of the catalogue, by its name")
     try:
         found = named_model(exact or like or known)
     except MeshwrightError as error:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 import re
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.models import model_like
 from meshwright.engines.megatron.megatron_lm.arithmetic import evaluate
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
 from meshwright.errors import InputError
@@ -152,9 +152,8 @@ def _model_of_tokenizer(tokenizer: str, named: str) -> Model | None:
     folder, _, file = named.rpartition("/")
     folder = folder.rpartition("/")[2]
     for name in (file, folder if ITS_FILE.fullmatch(file) else ""):
-        with suppress(InputError):
-            if tokenizer in OF_MODELS and name:
-                return catalog.model(re.sub(r"^Meta-|(-(Instruct|Base|chat|hf|v0\.1))+$", "", name))
+        if tokenizer in OF_MODELS and name and (like := model_like(name)):
+            return catalog.model(like)
     is_any = ITS_FILE.fullmatch(file) and not OF_A_SIZE.search(folder)
     return catalog.model(TOKENIZERS[tokenizer]) if tokenizer in TOKENIZERS and is_any else None
 
