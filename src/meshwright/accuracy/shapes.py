@@ -17,6 +17,7 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shipped import measured_model_names, published_models
 from meshwright.accuracy.wording import shape_name
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog.models import model_like
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.files import record_of
@@ -130,7 +131,8 @@ def _check_supported(name: str) -> None:
 def _known_names() -> dict[str, str]:
     """Letters and digits of a name or alias -> the name of a catalogue model or of a published-model entry."""
     data, names = published_models(), catalog.model_names()
-    aliases = {_key(alias): name for name in names for alias in catalog.entry(catalog.CatalogKind.MODEL, name).aliases}
+    listed = [catalog.entry(catalog.CatalogKind.MODEL, name) for name in names]
+    aliases = {_key(alias): one.name for one in listed for alias in (*one.hub_names, *one.aliases)}
     known = {_key(name): name for name in (*data["model"], *names)}
     return aliases | known | data["names"] | data["ambiguous_names"]
 
@@ -144,7 +146,7 @@ def _named_model(name: str) -> tuple[Model, tuple[str, ...]] | None:
     if key not in _known_names() and (like := _LIKE.search(name)):
         found = _named_model(name[: like.start()])
         return found and (found[0], (*found[1], f"{name} read as {found[0].name} but for what the row states"))
-    known = _known_names().get(key)
+    known = _known_names().get(key) or model_like("-".join(name.split()))
     if known is None:
         return _with_size_behind(shape_name(name))
     note = (f"{name} read as {known}",) if key in data["ambiguous_names"] else ()

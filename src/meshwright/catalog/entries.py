@@ -73,6 +73,11 @@ class CatalogEntry:
     unknown: dict[str, str] = field(default_factory=dict)
     published: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def hub_names(self) -> tuple[str, ...]:
+        """Names of its repositories, without their owners."""
+        return tuple(repository.rpartition("/")[2] for repository in self.repositories)
+
     def source_of(self, path: str) -> str | None:
         """Return the source of the value at `path`, such as `attention.head_dim`; None if it has none."""
         while path:
@@ -171,7 +176,7 @@ def _entry_of(given: dict[str, Any], *, kind: CatalogKind, name: str) -> Catalog
 @cache
 def _aliases(kind: CatalogKind) -> dict[str, str]:
     found = [_read(kind, name) for name in names(kind)]
-    of_hub = {normal_name(r.rpartition("/")[2]): one.name for one in found for r in one.repositories}
+    of_hub = {normal_name(known): one.name for one in found for known in one.hub_names}
     return of_hub | {normal_name(alias): one.name for one in found for alias in one.aliases}
 
 

@@ -73,7 +73,7 @@ def test_names_with_tasks_formats_dates_and_sizes(read_one: ReadOne, published: 
     assert conditions_of(run).model.name == name
 
 
-@pytest.mark.parametrize("published", ["OPT 2.7B", "BLOOM-3B", "Kimi-K2 30B"])
+@pytest.mark.parametrize("published", ["OPT 5B", "BLOOM-3B", "Kimi-K2 30B"])
 def test_a_size_of_its_own_is_another_model(read_one: ReadOne, published: str) -> None:
     cells = {"layers": "", "hidden": "", "heads": "", "kv_heads": "", "ffn": "", "vocab": "", "params_b": ""}
     assert read_one(model=published, **cells).conditions is None

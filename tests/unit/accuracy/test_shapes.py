@@ -74,6 +74,25 @@ def test_models_outside_the_catalogue_have_their_published_size() -> None:
     check_every(PUBLISHED_BILLIONS, lambda case: check(*case))
 
 
+def test_models_of_the_catalogue_are_known_as_tables_write_them() -> None:
+    """A row that states no shape has those of the model that it names."""
+
+    def check(name: str, published_billions: float) -> None:
+        assert billions(model_of(model=name)) == pytest.approx(published_billions, rel=0.015)
+
+    named = [
+        ("ERNIE 4.5 21B-A3B", 21.8), ("Hunyuan-A13B", 80.4), ("Ling-mini-2.0", 16.3), ("DeepSeek-LLM-7B", 6.91),
+        ("DeepSeek LLM 67B", 67.4), ("Mistral Small 24B", 23.6), ("Mistral-Small-3.1-24B", 23.6),
+        ("InternLM2 20B", 19.9), ("Qwen2.5-14B-Instruct", 14.8), ("Zephyr-7B", 7.24), ("Granite-3.1-8B", 8.17),
+        ("EXAONE 4.0 32B", 32.0), ("Mistral-7B-Instruct-v0.1", 7.24), ("DeepSeek-R1-Distill-Llama-70B", 70.6),
+    ]  # fmt: skip
+    check_every(named, lambda case: check(*case))
+
+
+def test_a_family_without_its_size_is_noted(read_one: ReadOne) -> None:
+    assert "Mistral Small read as mistral-small-24b" in read_one(model="Mistral Small").assumed
+
+
 def test_no_two_names_are_one_key() -> None:
     """OPT has 1.3 and 13 billion parameters: without the point one would be read as the other."""
     names = [*published_models()["model"], *model_names()]

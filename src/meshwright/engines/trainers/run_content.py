@@ -13,6 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog.entries import CatalogKind, entry
 from meshwright.catalog.models import MIRRORS, model_like, model_of_repository
 from meshwright.engines.base import Imported, StatedCluster, not_estimated
 from meshwright.engines.trainers.adapters import lora_task
@@ -155,11 +156,10 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
         known = "/".join(path.parts[-2:])  # `checkpoints/OWNER/NAME` of litgpt
     exact = model_of_repository(known)
     like = None if exact or path.exists() else model_like(known)
-    is_copy = like is not None or known.lower().partition("/")[0] in MIRRORS
-    if is_copy and (named := exact or like) and known != named:
-        settings.notes.append(f"{settings.key('model')}: {name} is read as {named} of the catalogue, by its name")
+    if named := exact or like:
+        _note_reading(settings, name, known=known, named=named, is_copy=like is not None)
     try:
-        found = named_model(exact or like or known)
+        found = named_model(named or known)
     except MeshwrightError as error:
         hint = f'"{settings.file.name} model=NAME" has the shapes of a model of the catalogue, or of a config.json'
         raise settings.error("model", f"{name} is no model that is known: {error}", got=None, hint=hint) from None
@@ -169,7 +169,18 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
         settings.notes += not_estimated([f"experts in 16 bits, as {key} is not set: base_format is of all matrices"])
     weights = settings.get("weights") or (None if component or settings.truth("from_scratch") else given)
     is_place = isinstance(weights, str) and ("/" in weights)
-    return {"model": exact or like or known} | ({"weights": weights} if is_place else {})
+    return {"model": named or known} | ({"weights": weights} if is_place else {})
+
+
+def _note_reading(settings: Settings, name: str, *, known: str, named: str, is_copy: bool) -> None:
+    """Note a model of the catalogue that stands for a copy, for a model of its shapes, or for a part of one."""
+    key, (ours, theirs) = settings.key("model"), (re.sub(r"[^a-z0-9]", "", text.lower()) for text in (named, known))
+    is_copy |= known.lower().partition("/")[0] in MIRRORS
+    if known != named and (is_copy or ours not in theirs):
+        why = "by its name" if is_copy else "which has its shapes"
+        settings.notes.append(f"{key}: {name} is read as {named} of the catalogue, {why}")
+    if part := entry(CatalogKind.MODEL, named).assumptions.get("part"):
+        settings.notes.append(f"{key}: {name} is {part}")
 
 
 def _parallel(settings: Settings, cluster: Cluster) -> dict[str, Any]:

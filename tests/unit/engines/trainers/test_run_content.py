@@ -8,6 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright import runfile
+from meshwright.catalog import huggingface
 from meshwright.engines.native.check import check
 from meshwright.engines.recognition import recognised
 from meshwright.engines.trainers.run_content import import_trainer
@@ -171,6 +172,24 @@ def test_the_reference_of_all_weights_is_not_estimated(read):
     assert any("a copy of the model as the reference" in note for note in read.notes)
     read(AXOLOTL | {"rl": "dpo", "precompute_ref_log_probs": True})
     assert not any("reference" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("repository", "name", "words"),
+    [
+        ("mistralai/Mistral-7B-v0.1", "mistral-7b-v0.1", ""),
+        ("Qwen/Qwen2.5-14B-Instruct", "qwen2.5-14b", ""),
+        ("Qwen/Qwen2-7B", "qwen2.5-7b", "Qwen/Qwen2-7B is read as qwen2.5-7b of the catalogue, which has its shapes"),
+        ("unsloth/Qwen2.5-14B-bnb-4bit", "qwen2.5-14b", "is read as qwen2.5-14b of the catalogue, by its name"),
+        ("google/gemma-3-12b-it", "gemma3-12b", "its vision encoder is left out"),
+    ],
+)
+def test_a_model_of_the_hub_is_read_without_it(read, monkeypatch, repository, name, words):
+    monkeypatch.setattr(huggingface, "hub_folder", lambda _: pytest.fail("the hub was asked"))
+    run = read(AXOLOTL | {"base_model": repository}, cluster="h100-8x2")
+    about = [note for note in read.notes if repository in note]
+    assert run.model.name == name
+    assert [words in note for note in about] == ([True] if words else [])
 
 
 def test_axolotl(read):
