@@ -30,7 +30,7 @@ FLAGS = (
 LIMIT_S = 60.0
 
 
-DRAWING_FAULTS = """(() => {
+DRAWING_FAULTS = r"""(() => {
   const found = [], shown = t => t.textContent.trim() && getComputedStyle(t).opacity !== '0';
   for (const svg of document.querySelectorAll('figure svg')) {
     const drawn = svg.getBoundingClientRect(), name = svg.getAttribute('aria-label');
@@ -41,6 +41,8 @@ DRAWING_FAULTS = """(() => {
       const size = parseFloat(getComputedStyle(t).fontSize) * scale;
       if (size < 10.5) found.push(`${name}: ${t.textContent} has ${size.toFixed(1)} px`);
     }
+    const edge = svg.closest('figure').getBoundingClientRect().left;
+    for (const [t, box] of texts) if (box.left < edge - 1) found.push(`${name}: ${t.textContent} is cut`);
     texts.forEach(([a, p], i) => texts.slice(i + 1).forEach(([b, q]) => {
       const wide = Math.min(p.right, q.right) - Math.max(p.left, q.left);
       const high = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
@@ -49,9 +51,16 @@ DRAWING_FAULTS = """(() => {
   }
   for (const box of document.querySelectorAll('.table'))
     if (innerWidth > 1000 && box.scrollWidth > box.clientWidth + 1) found.push(`${box.dataset.name} is cut`);
+  for (const cell of document.querySelectorAll('td:not(.text)')) {
+    if (!/^[-+\u2212]?[\d.,]+ \S+$/.test(cell.textContent.trim())) continue;
+    const range = document.createRange();
+    range.selectNodeContents(cell);
+    if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1)
+      found.push(`${cell.textContent} is on two lines`);
+  }
   return found;
 })()"""
-"""Texts of figures that are too small or lie on each other, and tables that a wide window cuts."""
+"""Texts of figures that are too small, cut or lie on each other, tables that a wide window cuts, wrapped units."""
 
 
 @dataclass

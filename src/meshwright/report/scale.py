@@ -488,7 +488,7 @@ def tornado_svg(found: Sensitivity) -> str:
         if s.change is not None and s.efficiency is not None
     ][:MAX_BARS]  # fmt: skip
     ends = [row["to"] for row in rows] + [found.efficiency]
-    pad = max(0.05 * (max(ends) - min(ends)), 0.005) * 2.5
+    pad = max(0.05 * (max(ends) - min(ends)), 0.005) * 5  # room for a number on a phone
     scale = alt.Scale(domain=[min(ends) - pad, max(ends) + pad], nice=False)
     base = alt.Chart(alt.Data(values=rows)).encode(
         y=alt.Y("what:N", sort=[row["what"] for row in rows], title=None, axis=alt.Axis(labelLimit=360))

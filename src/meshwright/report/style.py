@@ -53,7 +53,7 @@ h1, h2, h3, p, nav, .tile, .legend, summary, footer {{ overflow-wrap: anywhere; 
 .tiles + p {{ margin-top: 1.2rem }}
 .tile span {{ display: block; color: var(--soft); font-size: .8rem }}
 h3 {{ font-size: 1rem; margin: 1.6rem 0 .2rem }}
-figure {{ margin: 1rem 0; overflow-x: auto; overflow-y: hidden; max-width: 62rem }}
+figure {{ margin: 1rem 0 1rem -1rem; padding-left: 1rem; overflow-x: auto; overflow-y: hidden; max-width: 62rem }}
 svg {{ max-width: 100%; height: auto; overflow: visible }}
 @media screen and (max-width: 40rem) {{
   svg.for-wide {{ display: none }} svg.for-narrow {{ display: block !important }}
@@ -88,7 +88,7 @@ th.text, td.text {{ text-align: left; vertical-align: top }}
 .dense th, .dense td {{ padding-right: .9rem; font-size: .82rem }}
 .dense th {{ font-size: .74rem }}
 .broad th, .broad td {{ padding-right: .6rem }}
-.sortable td:not(.text) {{ white-space: nowrap }}
+td:not(.text):not(:first-child) {{ white-space: nowrap }}
 pre {{ background: var(--tile); border-radius: .5rem; padding: 1rem; overflow-x: auto;
   font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap }}
 a {{ color: var(--accent); overflow-wrap: anywhere }}
@@ -103,7 +103,7 @@ footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}
   .sections {{ display: block }} nav, .actions, .skip {{ display: none }} .table, figure {{ overflow: visible }}
   svg {{ min-width: 0 }} table {{ font-size: 8pt; max-width: 100% }} .wide table {{ font-size: 6.5pt }}
   th, td, .dense th, .dense td {{ padding-right: .5rem; font-size: inherit }}
-  .sortable td:not(.text) {{ padding-right: .5rem; white-space: normal }}
+  td:not(.text):not(:first-child) {{ padding-right: .5rem; white-space: normal }}
   .sortable td:first-child {{ overflow-wrap: anywhere; min-width: 5em }}
   th {{ font-size: inherit }} details:not([open]) {{ display: none }}
   figure, .explained, .tiles, pre, tr {{ break-inside: avoid }} h2, h3 {{ break-after: avoid }}

@@ -20,7 +20,7 @@ def pages(tmp_path_factory):
     found.write_html(where / "plan.html")
     for name, options in (
         ("estimate", ["estimate", "examples/runs/deepseek-v3-pinned.yaml"]),
-        ("scale", ["scale", *question]),
+        ("scale", ["scale", *question, "--sensitivity"]),
         ("serve", ["bench", "serve", "--server", "mock", "--concurrency", "1,4", "--requests", "8",
                    "--input-tokens", "8", "--output-tokens", "4", "--out", str(where / "serve")]),
     ):  # fmt: skip
