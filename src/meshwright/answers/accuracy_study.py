@@ -85,7 +85,7 @@ class AccuracyStudy(Result):
         fit = "leave-one-source-out" if self.leave_one_source_out else "calibration fitted on these rows"
         return (
             f"{m.num_predicted:,} of {m.num_rows:,} {rows} predicted ({fit}): median error "
-            f"{percent(m.median_abs_error)}, bias {100 * m.bias:+.1f} %, {percent(m.interval_coverage)} inside "
+            f"{percent(m.median_abs_error)}, bias {100 * m.bias:+z.1f} %, {percent(m.interval_coverage)} inside "
             "the 80 % interval"
         )
 

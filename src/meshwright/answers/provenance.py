@@ -74,7 +74,7 @@ def input_meaning(name: str) -> str:
     if name in parameters:
         return parameters[name].meaning
     if name == BF16_GEMM:
-        return f"{parameters['gemm_ratio'].meaning}, for 16-bit products"
+        return f"{parameters['gemm_ratio'].meaning}, for 16-bit GEMMs"
     return "unexplained error of the calibration's fit"
 
 

@@ -37,8 +37,10 @@ def percent(value: float) -> str:
     """
     >>> percent(0.4127)
     '41.3 %'
+    >>> percent(-1e-9)
+    '0.0 %'
     """
-    return f"{100 * value:.1f} %"
+    return f"{100 * value:z.1f} %"
 
 
 def memory(needed_bytes: float, available_bytes: float) -> str:

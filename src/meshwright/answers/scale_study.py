@@ -17,6 +17,7 @@ from meshwright.planner.choice import fixing, goal_of
 from meshwright.planner.estimate import notes_on_software
 from meshwright.planner.scaling import (
     Costed,
+    Deadline,
     EmulatedPoint,
     Emulation,
     Mode,
@@ -30,6 +31,7 @@ from meshwright.planner.scaling import (
     emulate,
     emulation_ends,
     exposed_data_parallel_s,
+    least_devices,
     rank_replicas,
     replica_devices,
     request_at,
@@ -54,7 +56,8 @@ class ScaleQuestion:
     """Parameters of a study.
 
     `devices` empty: `DEFAULT_FACTORS`. `emulate`: number of devices that emulate each size; None: no emulation.
-    `days`: length of the training in days on the first size, without failures. `simulate`: days of failures to play.
+    `days`: length of the training in days on the first size, without failures. `deadline`: days in which the fewest
+    devices are to train. `simulate`: days of failures to play.
     """
 
     devices: tuple[int, ...] = ()
@@ -67,6 +70,7 @@ class ScaleQuestion:
     failures: bool = True
     tokens: float | None = None
     days: float | None = None
+    deadline: float | None = None
     simulate: float | None = None
 
 
@@ -82,6 +86,7 @@ class ScaleReport(Result):
         replicas: replica sizes of the largest cluster, best first.
         replica_cluster: name of that cluster.
         sensitivity: efficiency with one assumption changed at a time.
+        deadline: the fewest devices that train in time.
         notes: cautions about the engine: it is `any`, or no run of its kind was measured on the accelerator.
     """
 
@@ -92,6 +97,7 @@ class ScaleReport(Result):
     replicas: tuple[Replica, ...] = ()
     replica_cluster: str = ""
     sensitivity: Sensitivity | None = None
+    deadline: Deadline | None = None
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,6 +172,13 @@ def scale_of_run(
             got="no curve with failures",
             hint="leave out --no-goodput, --emulate and --replicas",
         )
+    other = ("emulate", "keep_plan", "days")
+    if asked["deadline"] is not None and (devices or replicas or any(asked[name] for name in other)):
+        raise InputError(
+            "a deadline chooses the numbers of devices, for a length in tokens",
+            got="numbers of devices, or another question",
+            hint="leave out --devices, --replicas, --emulate, --keep-plan and --days",
+        )
     question = ScaleQuestion(devices=sizes, mode=Mode(mode), fixed=fixed or {}, replicas=of_replicas, **asked)
     return scale_report(run, question)
 
@@ -185,7 +198,10 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
     study = _study(run, question)
     notes = (*of_engine, *notes_on_software(study.request))
     sizes = question.devices or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
-    report = ScaleReport(run=run, study=study, notes=notes)
+    deadline = None if question.deadline is None else _deadline(study, question.deadline)
+    if deadline is not None:
+        sizes = tuple(sorted({deadline.num_devices, deadline.num_devices_at_high_end or deadline.num_devices}))
+    report = ScaleReport(run=run, study=study, notes=notes, deadline=deadline)
     if question.replicas:
         report = _with_replicas(report, max(sizes), question.replicas)
     if question.emulate is not None:
@@ -224,6 +240,15 @@ def _study(run: Run, question: ScaleQuestion) -> Study:
         costs=run.costs,
         with_failures=question.failures,
     )
+
+
+def _deadline(study: Study, days: float) -> Deadline:
+    if study.num_tokens is None:
+        raise InputError(
+            "a deadline needs the length of the training", got=f"{days:g} days, and no number of tokens",
+            hint="give --tokens, as in --tokens 1e12, or train.tokens in the run file",
+        )  # fmt: skip
+    return least_devices(study, days)
 
 
 def _kept(study: Study, run: Run, sizes: Sequence[int]) -> Plan:
@@ -281,6 +306,8 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
         document["replicas"] = [{"relative_ratio": r.relative_ratio, **_costed(r.costed)} for r in report.replicas]
     if report.sensitivity is not None:
         document["sensitivity"] = report.sensitivity
+    if report.deadline is not None:
+        document["deadline"] = report.deadline
     return document
 
 

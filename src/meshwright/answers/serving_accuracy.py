@@ -90,7 +90,7 @@ class ServingAccuracy(Result):
         seen = "leave-one-source-out" if self.leave_one_source_out else self.calibration or "constants as shipped"
         return (
             f"{m.num_predicted:,} of {m.num_rows:,} points predicted ({seen}): median error "
-            f"{percent(m.median_abs_error)}, 90th percentile {percent(m.p90_abs_error)}, bias {100 * m.bias:+.1f} %, "
+            f"{percent(m.median_abs_error)}, 90th percentile {percent(m.p90_abs_error)}, bias {100 * m.bias:+z.1f} %, "
             f"{percent(m.interval_coverage)} inside the 80 % interval"
         )
 
@@ -118,7 +118,7 @@ def _cells(m: PointErrors) -> tuple[str, ...]:
     if not m.num_predicted:
         return ("", "", "", "")
     return (
-        percent(m.median_abs_error), percent(m.p90_abs_error), f"{100 * m.bias:+.1f} %", percent(m.interval_coverage),
+        percent(m.median_abs_error), percent(m.p90_abs_error), f"{100 * m.bias:+z.1f} %", percent(m.interval_coverage),
     )  # fmt: skip
 
 

@@ -184,7 +184,11 @@ def serving_plan(
     )  # fmt: skip
     found = search_layouts(question)
     if found.best is None:
-        raise InfeasibleError(_why_none(found))
+        raise InfeasibleError(
+            f"no layout of {served.name} in {weights.name} on {place.name} keeps the bounds: {_why_none(found)}",
+            hint="loosen the bounds (--ttft, --itl, --rate), or ask for fewer tokens, a smaller --precision, or a "
+            "--cluster with more or faster devices",
+        )
     return ServingPlan(
         question=question, search=found, estimate=estimate_point(question, found.best),
         arrivals=arrivals_of(question, found.best),
@@ -197,4 +201,4 @@ def serving_plan(
 
 def _why_none(found: ServingSearch) -> str:
     reasons = dict.fromkeys(f"{v.layout.describe()}: {v.stopped_by}" for v in found.verdicts)
-    return "no layout keeps the bounds: " + "; ".join(list(reasons)[-3:])
+    return "; ".join(list(reasons)[-3:])

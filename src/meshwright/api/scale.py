@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from meshwright.api import runs
 from meshwright.api.question import Amount, Count, Flag, OneOf, answered_by_body, question
 from meshwright.api.runs import Overrides, RunSource
+from meshwright.specs.hardware import MAX_DEVICES
 
 if TYPE_CHECKING:
     from meshwright.answers.scale_study import ScaleReport
-
-MAX_DEVICES = 10**7
 
 
 @question("meshwright.answers.scale_study:scale_of_run", is_about_run=True)
@@ -65,6 +64,10 @@ def scale(
     days: Annotated[
         float | None,
         Amount("As many tokens as the first size trains on in DAYS, instead of a number of tokens.", metavar="DAYS"),
+    ] = None,
+    deadline: Annotated[
+        float | None,
+        Amount("Find the fewest devices that train --tokens in DAYS, in place of --devices.", metavar="DAYS"),
     ] = None,
     failures: Annotated[
         bool, Flag("Include the time that failures cost.", flag="--goodput", off="--no-goodput")

@@ -129,4 +129,4 @@ def _outcome(row: TrainingRow) -> str:
     text = f"{rate(measured)} tokens/s/device"
     if row.error is None:
         return text
-    return f"{text}, predicted {rate(measured / (1 + row.error))} ({100 * row.error:+.1f} %)"
+    return f"{text}, predicted {rate(measured / (1 + row.error))} ({100 * row.error:+z.1f} %)"

@@ -12,12 +12,14 @@ from click.core import ParameterSource
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import family, label, shown_components, shown_details
 from meshwright.answers.model_memory import ModelMemory
+from meshwright.answers.provenance import input_meaning
 from meshwright.answers.quantities import fit_text, interval_of, percent, seconds, span, value_of
 from meshwright.answers.run_estimate import RunEstimate
 from meshwright.answers.stages import after_pipeline, rank_memory_table, stage_rows, step_timeline
 from meshwright.answers.trace import write_trace
 from meshwright.api.estimate import estimate, estimate_memory
 from meshwright.api.question import ask
+from meshwright.api.runs import KEYS
 from meshwright.catalog.prices import market_sentence
 from meshwright.cli.output import (
     Align,
@@ -34,6 +36,7 @@ from meshwright.cli.output import (
 from meshwright.cli.run_input import take_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
+from meshwright.planner.training import unknown_price
 from meshwright.units import format_count, format_seconds, gib
 
 BAR_WIDTH = 24
@@ -42,8 +45,8 @@ BAR_WIDTH = 24
 TABLE_WIDTH = 90
 """Columns of the table of components with bars of that width."""
 
-MAX_UNCERTAINTIES = 3
-"""Inputs that are named as the causes of the interval."""
+MAX_UNCERTAINTIES, LEAST_SHARE = 3, 0.01
+"""Inputs that are named as the causes of the interval, and the least share of its width of one that is named."""
 
 
 def run(
@@ -63,17 +66,22 @@ def run(
     `asked` and `csv_path` belong to `is_memory`, which takes no run file.
     """
     if is_memory:
-        of_run = (run_path, *overrides, trace_path, html_path, *keys.values())
-        _require_model(asked["model"], given=next((str(value) for value in of_run if value), None))
+        others = (run_path, *overrides, trace_path, html_path, *keys.values())
+        _require_model(asked["model"], given=next((str(value) for value in others if value), None))
         print_model_memory(asked, csv_path=csv_path, as_json=as_json)
         return
-    _require_run(run_path, (*asked, "csv_path"))
+    of_run = _keys_of_run((*asked, "csv_path"))
+    if run_path is None and keys["cluster"] is None:
+        raise InputError(
+            "missing argument RUN.yaml",
+            hint="or describe the run: --model, --cluster, --gbs and --seq; --memory --model NAME needs no cluster",
+        )
     of_estimate: dict[str, Any] = {"run": run_path, "overrides": overrides}
-    run = take_run(of_estimate, **keys)
+    run = take_run(of_estimate, **keys, **of_run)
     with progress(f"estimating {run.name}"):
         done = ask(estimate, of_estimate)
     if done.chosen is not None:
-        note(f"the run file leaves the plan open; the planner chose {done.plan.describe()}")
+        note(f"the run leaves the plan open; the planner chose {done.plan.describe()}")
     note(*done.notes)
     write(trace_path, lambda path: _write_trace(done, path))
     write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
@@ -90,17 +98,23 @@ def _require_model(model: str | None, *, given: str | None) -> None:
         raise InputError("--memory needs a model", hint="name one, as in --model llama3.1-8b")
 
 
-def _require_run(run_path: Path | None, of_memory: Sequence[str]) -> None:
-    """Raise InputError unless there is a run, and no option of --memory: those named in `of_memory`."""
-    context = click.get_current_context()
+def _keys_of_run(of_memory: Sequence[str]) -> dict[str, Any]:
+    """The options of --memory that are keys of a run, too. Raises InputError for its others and for several values."""
+    context, found = click.get_current_context(), {}
     for option in context.command.params:
-        given = context.get_parameter_source(option.name or "")
-        if option.name in of_memory and given is ParameterSource.COMMANDLINE:
+        name = option.name or ""
+        if name not in of_memory or context.get_parameter_source(name) is not ParameterSource.COMMANDLINE:
+            continue
+        if name not in KEYS:
             raise InputError(
                 f"{option.opts[0]} belongs to --memory", hint="add --memory, or change the run with --set KEY=VALUE"
             )
-    if run_path is None:
-        raise InputError("missing argument RUN.yaml", hint="or ask for a model's memory with --memory --model NAME")
+        value = context.params[name]
+        if isinstance(value, tuple) and len(value) > 1:
+            got = ",".join(map(str, value))
+            raise InputError(option.opts[0], got=got, allowed="one value", hint="--memory takes several")
+        found[name] = value[0] if isinstance(value, tuple) else value
+    return found
 
 
 def _write_trace(done: RunEstimate, path: Path) -> None:
@@ -152,8 +166,8 @@ def _print_headline(done: RunEstimate) -> None:
     ]
     print_table({"": "left", "estimate": "right", "80 % interval": "right"}, rows)
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
-    causes = ", ".join(f"{name} {100 * share:.0f} %" for name, share in largest)
-    print_line(f"The width of the interval comes from {causes} (inputs: {step.step.tier.name.lower()}).")
+    causes = "; ".join(f"{100 * share:.0f} % {input_meaning(name)}" for name, share in largest if share >= LEAST_SHARE)
+    print_line(f"Causes of the interval's width: {causes} (inputs: {step.step.tier.name.lower()}).")
     print_line()
 
 
@@ -225,6 +239,8 @@ def _print_training(done: RunEstimate) -> None:
             price += f", {economics.price.offer.partition(':')[0]}, {economics.price.date}"
         rows.append(("cost per million tokens", f"{economics.usd_per_million_tokens:.4g} USD", price))
     cluster = done.request.cluster  # parts have prices of their own
+    if economics.usd_per_million_tokens is None:
+        rows.append(("price of a device-hour", "", unknown_price(cluster)))
     if not cluster.is_mixed and (market := market_sentence(cluster.accelerator.name)):
         rows.append(("market prices", "", market))
     if economics.joule_per_token is not None:

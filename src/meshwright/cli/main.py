@@ -58,6 +58,9 @@ COMMANDS = {
 }
 """Commands by names that other tools give them, for the hint of an unknown command."""
 
+ASKED_AS_COMMANDS = {"help": "--help", "version": "--version"}
+"""Commands that other tools have -> the option that answers; `help plan` is `plan --help`."""
+
 KEYS = ("task", "objective", "kernels", "train", "optimizer")
 """Keys of the run file without a name elsewhere that are tried as options."""
 
@@ -120,7 +123,7 @@ VERBS = verbs_of(
     "  meshwright catalog models\n\n"
     "Every command has --help with examples, and --json.",
 )
-@click.version_option(__version__, prog_name="meshwright")
+@click.version_option(__version__, "-V", "--version", prog_name="meshwright")
 def group() -> None:
     """Plan, train and measure large language models on any GPU cluster."""
 
@@ -181,6 +184,8 @@ def _invoke(args: list[str]) -> int:
         complete = load("click.shell_completion:shell_complete")
         instruction = os.environ["_MESHWRIGHT_COMPLETE"]
         return complete(group, {}, "meshwright", "_MESHWRIGHT_COMPLETE", instruction)
+    if args[0] in ASKED_AS_COMMANDS:
+        args = [*args[1:], ASKED_AS_COMMANDS[args[0]]]
     try:
         with group.make_context("meshwright", args) as ctx:
             group.invoke(ctx)

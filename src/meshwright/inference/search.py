@@ -133,7 +133,8 @@ def search_layouts(question: ServingQuestion) -> ServingSearch:
         try:
             limit, places = full(asked, question.load)
         except InfeasibleError as error:
-            verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=error.message))
+            why = error.message.partition(f"{layout.describe()}: ")[2] or error.message  # a verdict names its layout
+            verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=why))
             continue
         points += (grid := _grid(asked, question.load, limit, places))
         fewest = min((v.best.layout.num_devices for v in verdicts if v.best is not None), default=inf)

@@ -116,10 +116,13 @@ def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Re
     kept = of.model if engine.windowed_cache else without_windows(of.model)
     whole = session_bytes_on_device(kept, of.cache, length, of.layout)
     if device.cache < whole:
-        raise InfeasibleError(
-            f"{of.model.name} in {of.weights.name}, {of.layout.describe()}: a session of {length:,} tokens needs "
-            f"{whole / 1e9:.1f} GB of each {of.cluster.accelerator.name}, {device.cache / 1e9:.1f} GB are left"
+        each, left = of.cluster.accelerator.name, device.cache / 1e9
+        why = (
+            f"a session of {length:,} tokens needs {whole / 1e9:.1f} GB of each {each}, {left:.1f} GB are left"
+            if left >= 0
+            else f"the weights need {-left:.1f} GB more than each {each} has"
         )
+        raise InfeasibleError(f"{of.model.name} in {of.weights.name}, {of.layout.describe()}: {why}")
     fit = device.cache / session_bytes_on_device(kept, of.cache, held, of.layout) * of.layout.attention_data
     asked = inf if load.concurrency is None else load.concurrency / of.layout.replicas
     bounds = {"concurrency": asked, "kv_cache": fit, "engine": float(engine.max_sequences * of.layout.attention_data)}

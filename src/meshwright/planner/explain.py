@@ -28,6 +28,7 @@ from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
 from meshwright.planner.switches import offloading, with_rounded_gradients, with_values
+from meshwright.specs.hardware import MAX_DEVICES
 from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib, ms
 
@@ -388,6 +389,8 @@ def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:
     if request.cluster.parts:
         return []  # which part would grow is not asked
     for growth in (2**k for k in range(1, MAX_GROWTH.bit_length())):
+        if request.num_devices * growth > MAX_DEVICES:
+            break
         if 2 * growth < short:
             continue
         cluster = with_nodes(request.cluster, nodes * growth)

@@ -126,6 +126,17 @@ def price_sentence(cluster: Cluster, costs: Costs) -> str:
     return "; ".join((*found, *([f"the market: {market}"] if market else [])))
 
 
+def unknown_price(cluster: Cluster) -> str:
+    """The sentence where `price_sentence` is empty.
+
+    >>> from meshwright import catalog
+    >>> unknown_price(catalog.cluster("mi355x-8x1"))
+    'none is known for mi355x; give yours: --set costs.usd_per_device_hour=USD'
+    """
+    name = " and ".join(dict.fromkeys(part.accelerator.name for part in cluster.parts or (cluster,)))
+    return f"none is known for {name}; give yours: --set costs.usd_per_device_hour=USD"
+
+
 def _usd(request: PlanRequest, wall_s: float, num_tokens: float, costs: Costs) -> float | None:
     if request.cluster.is_mixed and costs.usd_per_device_hour is None:
         return None  # parts have prices of their own

@@ -133,7 +133,7 @@ def _percent(ratio: float) -> str:
 
 
 def _signed(ratio: float) -> str:
-    return f"{100 * ratio:+.1f} %" if isfinite(ratio) else ""
+    return f"{100 * ratio:+z.1f} %" if isfinite(ratio) else ""
 
 
 def _rate(tokens_per_s: float) -> str:
@@ -186,7 +186,7 @@ def _key_figures(m: Metrics, of: str) -> list[tuple[str, str, str]]:
         (f"{m.num_predicted:,}", "rows predicted", f"of {m.num_rows:,}, {of}"),
         (_known(m.median_abs_error), "median error", "over or under"),
         (_known(m.p90_abs_error), "90th percentile", "of the errors"),
-        (f"{100 * m.bias:+.1f} %" if m.bias == m.bias else "–", "bias", "median, + is too optimistic"),
+        (f"{100 * m.bias:+z.1f} %" if m.bias == m.bias else "–", "bias", "median, + is too optimistic"),
         (_known(m.interval_coverage), "inside the interval", "80 % is right"),
     ]
 

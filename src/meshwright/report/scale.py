@@ -16,6 +16,7 @@ from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.goodput_simulation import SimulatedGoodput
 from meshwright.planner.scaling import (
     Costed,
+    Deadline,
     EmulatedPoint,
     Emulation,
     ScaleCurve,
@@ -25,7 +26,7 @@ from meshwright.planner.scaling import (
     exposed_data_parallel_s,
     replica_devices,
 )
-from meshwright.planner.training import price_sentence
+from meshwright.planner.training import price_sentence, unknown_price
 from meshwright.report.figures import FAINT, INK, WIDTH, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
 from meshwright.runfile import stated_text
@@ -60,7 +61,7 @@ def days(seconds_: float) -> str:
 def _digits(number: float) -> str:
     """Three digits, trailing zeros kept."""
     if number < 1:
-        return f"{number:.3g}"
+        return f"{number:#.3g}"
     return f"{number:,.{0 if number >= 100 else 1 if number >= 10 else 2}f}"
 
 
@@ -85,7 +86,7 @@ def _curve_tables(report: ScaleReport, curve: ScaleCurve) -> list[TextTable]:
     )  # fmt: skip
     tables = [scaled, _plan_table([p.costed for p in curve.points])]
     if curve.points[0].training is not None or curve.points[0].goodput is not None:
-        tables.append(_training_table(curve))
+        tables.append(_training_table(curve, report.deadline))
     if curve.points[0].simulation is not None:
         tables += _simulation_tables([(p, p.simulation) for p in curve.points if p.simulation is not None])
     return tables
@@ -123,7 +124,15 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
     )
 
 
-def _training_table(curve: ScaleCurve) -> TextTable:
+def deadline_sentence(found: Deadline) -> str:
+    """The fewest devices, and those that are in time by the upper end of the interval."""
+    sure = found.num_devices_at_high_end
+    later = "no size that was tried is in time" if sure is None else f"{sure:,} devices are in time"
+    within = f"{found.days:g} {'day' if found.days == 1 else 'days'}"
+    return f"{found.num_devices:,} devices train in {within}; by the upper end of the interval {later}"
+
+
+def _training_table(curve: ScaleCurve, deadline: Deadline | None) -> TextTable:
     """Columns without a value at any point, such as an unknown price, are omitted."""
     tokens = curve.study.num_tokens
     columns = [_training_cells(p, _scale_of(curve)) for p in curve.points]
@@ -132,7 +141,7 @@ def _training_table(curve: ScaleCurve) -> TextTable:
         title="Training" if tokens is None else f"Training of {format_count(tokens)} tokens",
         headings=headings,
         rows=[[cells[h] for h in headings] for cells in columns],
-        caption=_price_caption(curve.study),
+        caption="\n".join(filter(None, (deadline and deadline_sentence(deadline), _price_caption(curve.study)))),
     )
 
 
@@ -141,7 +150,7 @@ def _price_caption(study: Study) -> str:
     if study.num_tokens is None:
         return ""
     said = price_sentence(study.request.cluster, study.costs)
-    return f"price: {said or 'none is known, give costs.usd_per_device_hour'}"
+    return f"price: {said or unknown_price(study.request.cluster)}"
 
 
 def _scale_of(curve: ScaleCurve) -> tuple[float, float]:

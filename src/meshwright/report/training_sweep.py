@@ -29,7 +29,7 @@ def speed_table(found: Sequence[Summary]) -> TextTable:
             s.name,
             _with_ends(s.tokens_per_s_per_device),
             "" if s.predicted_rate is None else _with_ends(s.predicted_rate),
-            "" if s.error is None else f"{100 * s.error:+.1f} %",
+            "" if s.error is None else f"{100 * s.error:+z.1f} %",
             {True: "yes", False: "no", None: ""}[s.is_inside],
         )
         for s in found

@@ -32,7 +32,7 @@ from meshwright.runfile.problems import BelowError, KeyPath, RunFileProblem, as_
 from meshwright.runfile.validate import validated
 from meshwright.specs import run as specs
 from meshwright.specs.features import AttentionKernel, Dispatcher, Features, Preset, runs_on
-from meshwright.specs.hardware import HERE, Accelerator, Cluster, Stack
+from meshwright.specs.hardware import HERE, MAX_DEVICES, Accelerator, Cluster, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS, OWN_KEYS
 from meshwright.specs.plan import STORED_MODULES, Plan
@@ -41,7 +41,6 @@ from meshwright.specs.precision import PRECISIONS, Precision
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
 MAX_WIDTH = 10**7  # of hidden states and vocabulary, as the schema has it for inline shapes
-MAX_DEVICES = 10**7  # hundred times the largest machine that was announced; keeps counts in 64 bits
 
 
 class _Problems(list[RunFileProblem]):

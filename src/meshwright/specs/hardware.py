@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from meshwright.specs.features import RELEASE_DEFAULTS, Features
 
+MAX_DEVICES = 10**7
+"""Most devices of a cluster: a hundred times the largest that was announced. It keeps counts in 64 bits."""
+
 HERE = "here"
 """Name of the cluster that stands for this machine, in a run file and elsewhere."""
 

@@ -56,7 +56,7 @@ def test_tables(meshwright):
     assert outcome.exit_code == 0, outcome.stderr
     for words in (
         "tokens/s/device", "80 % interval", "tensor parallel", "█", "memory of stage", "capacity",
-        "micro-batches kept", "goodput", "time to train", "energy", "width of the interval",
+        "micro-batches kept", "goodput", "time to train", "energy", "Causes of the interval",
     ):  # fmt: skip
         assert words in outcome.stdout
 
@@ -142,7 +142,8 @@ def test_memory_of_a_model_needs_no_run(meshwright, tmp_path):
         (("estimate", "--memory"), "needs a model"),
         ((*MODEL_MEMORY, PINNED_RUN), "takes no run"),
         ((*MODEL_MEMORY, "--set", "precision=fp8"), "takes no run"),
-        (("estimate", PINNED_RUN, "--seq", 4096), "--seq belongs to --memory"),
+        (("estimate", PINNED_RUN, "--seq", "4096,8192"), "--seq: got '4096,8192', allowed: one value"),
+        (("estimate", "--model", "llama3.1-8b"), "hint: or describe the run: --model, --cluster, --gbs and --seq"),
         (("estimate", PINNED_RUN, "--lora-rank", 8), "--lora-rank belongs to --memory"),
         (("estimate", PINNED_RUN, "--csv", "rows.csv"), "--csv belongs to --memory"),
     ],
@@ -151,3 +152,17 @@ def test_options_of_a_run_and_of_a_model_are_not_mixed(meshwright, arguments, me
     outcome = meshwright(*arguments)
     assert outcome.exit_code == 2
     assert message in outcome.stderr
+
+
+def test_options_describe_a_run_as_those_of_plan_do(meshwright):
+    question = ("--model", "llama3.1-8b", "--cluster", "h100-8x8", "--gbs", 512, "--seq", 8192, "--precision", "fp8")
+    best = meshwright("plan", *question, "--json").json["plans"][0]
+    document = meshwright("estimate", *question, "--json").json
+    assert document["plan"] == best["plan"]
+    assert document["request"]["precision"] == "fp8"
+
+
+def test_the_causes_of_the_interval_are_sentences(meshwright):
+    said = " ".join(meshwright("estimate", PINNED_RUN).stdout.split())
+    assert "% unexplained error of the calibration's fit" in said
+    assert "_ratio" not in said

@@ -218,7 +218,15 @@ def test_bad_input_of_an_estimate(meshwright, wrong):
 def test_a_model_that_does_not_fit_is_no(meshwright):
     done = meshwright(*ESTIMATE[:2], "--model", "llama3.1-405b", *ESTIMATE[4:], *LENGTHS)
     assert done.exit_code == 1
-    assert "GB" in done.stderr
+    assert "the weights need" in done.stderr
+
+
+def test_why_no_layout_keeps_the_bounds_names_the_question_once_and_a_way_on(meshwright):
+    done = meshwright("inference", "plan", "--model", "llama3.1-405b", *ESTIMATE[4:6], *LENGTHS, "--itl", 3)
+    assert done.exit_code == 1
+    assert done.stderr.count("llama3.1-405b") == 1
+    assert done.stderr.count("TP8") == 1
+    assert "hint: loosen the bounds (--ttft, --itl, --rate)" in done.stderr
 
 
 def test_accuracy_of_a_file(meshwright, tmp_path):

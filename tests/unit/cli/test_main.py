@@ -202,6 +202,12 @@ def test_help_lists_every_verb_under_its_section(meshwright):
 
 def test_version(meshwright):
     assert __version__ in meshwright("--version").stdout
+    assert meshwright("-V").stdout == meshwright("version").stdout == meshwright("--version").stdout
+
+
+def test_help_is_a_command_too(meshwright):
+    assert meshwright("help").stdout == meshwright("--help").stdout
+    assert meshwright("help", "catalog", "models").stdout == meshwright("catalog", "models", "--help").stdout
 
 
 def test_a_closed_pipe_is_quiet():

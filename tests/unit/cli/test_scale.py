@@ -205,3 +205,40 @@ def test_a_run_that_is_scaled_for_any_says_so_as_a_plan_does(meshwright):
     assert (named.exit_code, "the native engine cannot do this run" in named.stderr) == (2, True)
     of_any = meshwright("scale", *OPTIONS, "--devices", "16", "--engine", "any", "--json")
     assert "notes" not in of_any.json
+
+
+def test_the_fewest_devices_that_train_in_time(meshwright):
+    asked = ("scale", *OPTIONS, "--tokens", "1e11", "--json")
+    document = meshwright(*asked, "--deadline", 1).json
+    found = document["deadline"]
+    days = {p["num_devices"]: p["training"]["days"] for p in document["points"]}
+    fewest, sure = found["num_devices"], found["num_devices_at_high_end"]
+    assert days[fewest]["value"] <= 1 < days[fewest]["high"]
+    assert days[sure]["high"] <= 1
+    # A node less is a step less: eighths of the power of two below it.
+    less = fewest - max(8, 2 ** (fewest.bit_length() - 1) // 8)
+    (point,) = meshwright(*asked, "--devices", less).json["points"]
+    assert point["training"]["days"]["value"] > 1
+    (shown,) = (line for line in meshwright(*asked[:-1], "--deadline", 1).stdout.splitlines() if " in 1 day;" in line)
+    assert shown.startswith(f"{fewest} devices train in 1 day; ")
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "code"),
+    [
+        (("--deadline", 8), "a deadline needs the length of the training", 2),
+        (("--deadline", 8, "--tokens", 1e12, "--devices", 16), "a deadline chooses the numbers of devices", 2),
+        (("--deadline", 0.01, "--tokens", 1e12), "trains in 0.01 days: ", 1),
+    ],
+)
+def test_deadlines_without_an_answer(meshwright, options, message, code):
+    outcome = meshwright("scale", *OPTIONS, *options)
+    assert (outcome.exit_code, message in outcome.stderr) == (code, True), outcome.stderr
+    assert "hint: " in outcome.stderr
+
+
+def test_a_missing_price_is_said_with_the_option_that_gives_it(meshwright):
+    outcome = meshwright("scale", "--model", "llama3.1-8b", "--cluster", "mi355x-8x2", *OPTIONS[4:], "--tokens", "1e11")
+    assert "none is known for mi355x; give yours: --set costs.usd_per_device_hour=USD" in " ".join(
+        outcome.stdout.split()
+    )

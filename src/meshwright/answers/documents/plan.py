@@ -190,7 +190,7 @@ def loser_sentence(comparison: PlanComparison) -> str:
         decides = "too little for activations in 8 bits, which must gain 1 %, "
     return (
         f"{comparison.loser.plan.describe()}: {abs(step.delta):,.1f} ms {pace} "
-        f"({100 * step.delta / step.winner:+.1f} %), {decides}{text}"
+        f"({100 * step.delta / step.winner:+z.1f} %), {decides}{text}"
     )
 
 

@@ -92,6 +92,13 @@ def cost_rows(
     ]
 
 
+def unpriced(values: Sequence[SideValue], rows: Sequence[CostRow]) -> str:
+    """A sentence that names the accelerators of the catalogue without a price; empty where all have one."""
+    asked = dict.fromkeys(value.conditions.get("accelerator", "") for value in values)
+    missing = [name for name in asked if _known(name) is not None and name not in {row.accelerator for row in rows}]
+    return f"No price of {' and '.join(missing)} is known: --price USD gives one for all rows." if missing else ""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Offer:
     """Origin of a price."""

@@ -291,7 +291,7 @@ def _claim_cells(prediction: dict[str, Any]) -> tuple[str, str, str]:
     mark = "" if prediction["is_inside"] else " *"
     exact = value.low == value.high
     interval = "" if exact else f"{_number(value.low)} to {_number(value.high)}"
-    return _number(value.value), interval, f"{100 * (prediction['over_printed'] - 1):+.1f} %{mark}"
+    return _number(value.value), interval, f"{100 * (prediction['over_printed'] - 1):+z.1f} %{mark}"
 
 
 def _number(value: float) -> str:

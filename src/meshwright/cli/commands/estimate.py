@@ -18,6 +18,7 @@ from meshwright.cli.verbs import verb
         "meshwright estimate examples/runs/deepseek-v3-pinned.yaml",
         "meshwright estimate examples/runs/deepseek-v3-pinned.yaml --trace step.json --html step.html",
         "meshwright estimate examples/runs/llama3.1-8b-pretrain.yaml --set cluster=h100-8x8 --json",
+        "meshwright estimate --model llama3.1-8b --cluster h100-8x8 --gbs 512 --seq 8192",
         "meshwright estimate --memory --model llama3.1-8b",
         "meshwright estimate --memory --model llama3.1-8b --precision bf16 --devices 8 --csv memory.csv",
     ],
@@ -27,10 +28,7 @@ from meshwright.cli.verbs import verb
     "--memory", "is_memory", is_flag=True,
     help="Print the memory of training --model, without a run file or a cluster.",
 )  # fmt: skip
-@click.option(
-    "--model", metavar="MODEL",
-    help="Of --memory: catalogue name, Hugging Face config.json, or OWNER/NAME on its hub.",
-)  # fmt: skip
+@key_options("model", "cluster", "global_sequences", "engine")
 @file_option("--csv", "csv_path", metavar="FILE.csv", help="Of --memory: write the rows to this file.")
 @key_options("overrides", "accelerator", "network", "device_memory", "calibration")
 @file_option(
@@ -44,7 +42,9 @@ def command() -> None:
 
     Prints the step time by component, the memory per device by part, and time, energy and cost of the whole training,
     with 80 % intervals. The plan is the one that RUN.yaml pins; with `parallel: auto` it is the planner's best.
+    Without a file, --model, --cluster, --gbs and --seq describe the run; with one, they replace its keys.
 
     With --memory, prints the memory of training one model instead, for each combination of --precision, --optimizer,
-    --lora-rank, --sharding, --micro-batch and --seq, which belong to it alone. It needs no run file and no cluster.
+    --lora-rank, --sharding, --micro-batch and --seq. It needs no run file and no cluster. Of these options a run takes
+    --precision and --seq, with one value.
     """

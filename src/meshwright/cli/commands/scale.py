@@ -23,6 +23,7 @@ from meshwright.targets import load
         "meshwright scale examples/runs/moe-2t-mi355x.yaml --devices 8192,98304 --days 22.8",
         "meshwright scale examples/runs/moe-2t-mi300x.yaml --emulate 768 --devices 16384,32768,65536",
         "meshwright scale examples/runs/llama3.1-8b-pretrain.yaml --mode weak --html scale.html",
+        "meshwright scale --model llama3.1-70b --cluster h100-8x16 --gbs 1024 --seq 8192 --tokens 1e12 --deadline 30",
         "meshwright scale --model moe-2t --cluster mi355x-8x1024 --gbs 32768 --seq 4096 --json",
     ],
 )
@@ -34,7 +35,8 @@ def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path |
 
     The global batch is that of the run file, for the run file's cluster. The planner chooses a plan for each number
     of devices; with --keep-plan only the data-parallel degree of one plan grows. --emulate gives a small cluster the
-    share of the batch that it would have in a large one, and says what such a test cannot show.
+    share of the batch that it would have in a large one, and says what such a test cannot show. --deadline finds the
+    fewest devices that train in time.
     """
     if asked["tokens"] is not None and asked["days"] is not None:
         raise InputError("--tokens and --days both give the length of the training", hint="give one of them")

@@ -214,7 +214,10 @@ def _without_transformer_engine(plan: Plan) -> Iterator[Unsupported]:
         )
     if plan.context > 1:
         yield Unsupported(
-            key="parallel.context", reason="needs attention of Transformer Engine, which is not used: must be 1"
+            key="parallel.context",
+            reason="needs attention of Transformer Engine, which is not used: must be 1",
+            hint="`meshwright export` writes this plan for Megatron-LM, which uses it; "
+            "`meshwright plan --fix context=1` plans without",
         )
     if "activation" in plan.recompute_modules:
         yield Unsupported(

@@ -14,6 +14,7 @@ from meshwright.planner.scaling.curve import (
     with_simulations,
     with_tokens,
 )
+from meshwright.planner.scaling.deadline import Deadline, least_devices
 from meshwright.planner.scaling.emulation import EmulatedPoint, Emulation, emulate
 from meshwright.planner.scaling.replicas import Replica, rank_replicas
 from meshwright.planner.scaling.sensitivity import AssumptionSwing, Sensitivity, curve_ends, emulation_ends, sensitivity

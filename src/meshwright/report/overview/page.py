@@ -14,7 +14,14 @@ from typing import Any
 from meshwright.answers.comparison.sides import MEMORY, MFU, OUTPUT_RATE, THROUGHPUT, TPOT
 from meshwright.answers.comparison.study import endnotes
 from meshwright.answers.overview.collect import RecordReport, ReportEntry
-from meshwright.answers.overview.cost import cost_rows, hour_prices, priced_values, sensitivities, usd_per_million
+from meshwright.answers.overview.cost import (
+    cost_rows,
+    hour_prices,
+    priced_values,
+    sensitivities,
+    unpriced,
+    usd_per_million,
+)
 from meshwright.answers.quantities import percent, seconds
 from meshwright.answers.stages import stage_rows, step_timeline
 from meshwright.answers.text_table import TextTable
@@ -399,8 +406,9 @@ def _cost(found: RecordReport) -> ReportSection | None:
         if e.run is not None and "tokens" in e.run.statistics
     }
     rows = cost_rows(values, found.terms, tokens=tokens)
+    missing = unpriced(values, rows)
     if not rows:
-        return None
+        return ReportSection(title="Cost", text=missing) if missing else None
     cheapest = min(rows, key=lambda r: r.usd_per_million_tokens)
     value = next(v for v in values if v.workload == cheapest.name)
     varied = sensitivities(value, found.terms)
@@ -413,7 +421,9 @@ def _cost(found: RecordReport) -> ReportSection | None:
         "One price of a device-hour, the licence included, over the tokens of that hour and the utilisation. Prices "
         "come from the catalogue with date and region, or from the terms given; rented prices include the power."
     )
-    return ReportSection(title="Cost", text=text, tables=(cost_table(rows),), figures=figures, is_wide=True)
+    return ReportSection(
+        title="Cost", text=text, tables=(cost_table(rows, missing=missing),), figures=figures, is_wide=True
+    )
 
 
 def _first_price(value: Any, found: RecordReport) -> tuple[Any, float]:
@@ -495,4 +505,5 @@ def terminal_tables(found: RecordReport) -> list[TextTable]:
     """Tables for the terminal: the entries, and their costs."""
     values = [v for e in found.entries for v in priced_values(e.side)]
     rows = cost_rows(values, found.terms)
-    return [entries_table(found), *([cost_table(rows)] if rows else [])]
+    missing = unpriced(values, rows)
+    return [entries_table(found), *([cost_table(rows, missing=missing)] if rows or missing else [])]

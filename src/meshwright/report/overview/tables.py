@@ -62,22 +62,24 @@ def values_table(found: RecordReport) -> TextTable:
     )  # fmt: skip
 
 
-def cost_table(rows: list[CostRow]) -> TextTable:
-    """Cost per million tokens and per run."""
+def cost_table(rows: list[CostRow], *, missing: str) -> TextTable:
+    """Cost per million tokens and of runs whose length is known. `missing`: what has no price."""
+    has_length = any(r.usd_per_run is not None for r in rows)
     return TextTable(
         title="USD per million tokens",
         headings=(
             "name", "accelerator", "offer", "date", "USD per device-hour", "USD per million tokens", "interval",
-            "USD per run",
+            *(["USD per run"] if has_length else []),
         ),
         rows=[
             (
                 r.name, r.accelerator, r.offer, r.date, f"{r.usd_per_device_hour:.3f}", usd(r.usd_per_million_tokens),
                 "" if r.low is None or r.high is None else f"{usd(r.low)} to {usd(r.high)}",
-                "" if r.usd_per_run is None else usd(r.usd_per_run),
+                *(["" if r.usd_per_run is None else usd(r.usd_per_run)] if has_length else []),
             )
             for r in rows
         ],
+        caption=missing,
         text_columns=("accelerator", "offer", "date"),
     )  # fmt: skip
 

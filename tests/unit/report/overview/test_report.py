@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from tests.record_folders import write_serving, write_training
 
 from meshwright.answers.overview.collect import collect
-from meshwright.answers.overview.cost import cost_rows, sensitivities, usd_per_million
+from meshwright.answers.overview.cost import cost_rows, sensitivities, unpriced, usd_per_million
 from meshwright.answers.serving_question import PriceTerms
 from meshwright.errors import InputError
 from meshwright.inference.price import Ownership
 from meshwright.report import figures
 from meshwright.report.figures import write_figures
 from meshwright.report.overview.page import figures_of, markdown, record_page
+from meshwright.report.overview.tables import cost_table
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +262,13 @@ def test_a_damaged_device_of_a_server_is_named(tmp_path, device, field):
         collect([str(folder)])
     assert "serving.json" in refused.value.message
     assert field in refused.value.message
+
+
+def test_an_accelerator_without_a_price_is_named(found):
+    (value,) = (v for v in found.costed if v.workload == "on-8")
+    without = replace(value, conditions={**value.conditions, "accelerator": "mi355x"})
+    values = [value, without]
+    assert unpriced(values, cost_rows(values, PriceTerms())).startswith("No price of mi355x is known: --price")
+    assert unpriced(values, cost_rows(values, PriceTerms(usd_per_device_hour=2.0))) == ""
+    table = cost_table(cost_rows([value], PriceTerms()), missing="")
+    assert "USD per run" not in table.headings
