@@ -137,3 +137,16 @@ def test_a_disk_that_fills_while_code_is_copied_is_named(meshwright, runs, tmp_p
     assert outcome.exit_code == 2, outcome
     assert "No space left" in outcome.stderr
     assert "README.md" in outcome.stderr
+
+
+def test_the_page_of_a_comparison_names_each_system(meshwright, tmp_path):
+    page = tmp_path / "results.html"
+    asked = ("mlperf", "compare", "--benchmark", "llama31_8b", "--devices", 8)
+    outcome = meshwright(*asked, "--html", page)
+    assert outcome.exit_code == 0, outcome.stderr
+    text = page.read_text()
+    results = [r for g in meshwright(*asked, "--json").json["groups"] for r in g["results"]]
+    assert len(results) > 10
+    assert all(f'<td class="text">{r["system"]}</td>' in text for r in results)
+    assert "Minutes to the target" in text
+    assert "status" not in outcome.stdout  # all are published

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,8 +10,19 @@ import click
 from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
 from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
-from meshwright.cli.options import count_option, json_option
-from meshwright.cli.output import emit, emit_json, exit_unless, note, print_line, print_table, say, styled
+from meshwright.cli.options import count_option, html_option, json_option
+from meshwright.cli.output import (
+    emit,
+    emit_json,
+    exit_unless,
+    note,
+    print_line,
+    print_table,
+    print_text_tables,
+    say,
+    styled,
+    write_page,
+)
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.targets import load
 from meshwright.training.cpu_libraries import require_torch
@@ -18,7 +30,7 @@ from meshwright.units import format_duration
 
 if TYPE_CHECKING:
     from meshwright.mlperf.check import CheckReport
-    from meshwright.mlperf.compare import ComparedGroup, ResultComparison
+    from meshwright.mlperf.compare import ResultComparison
     from meshwright.mlperf.official import OfficialCheck
     from meshwright.mlperf.package import SubmissionPackage
     from meshwright.mlperf.results import BenchmarkScores
@@ -139,11 +151,12 @@ def score(*, asked: dict[str, Any], as_json: bool) -> None:
     examples=[
         "meshwright mlperf compare --benchmark llama2_70b_lora --round 5.1 --devices 8 --accelerator MI355X",
         "meshwright mlperf compare --benchmark llama2_70b_lora --devices 8 --baseline MI300X",
-        "meshwright mlperf compare my/results --benchmark llama31_8b --round 5.1 --devices 8 --json",
+        "meshwright mlperf compare my/results --benchmark llama31_8b --round 5.1 --devices 8 --html results.html",
     ],
 )
+@html_option
 @json_option
-def compare(*, asked: dict[str, Any], as_json: bool) -> None:
+def compare(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
     """Compare results: makers and partners by accelerator, spread, generation over generation.
 
     Published results of the rounds 5.0 and 5.1 ship. Folders of result_*.txt at and below DIR are scored and stand in
@@ -151,6 +164,7 @@ def compare(*, asked: dict[str, Any], as_json: bool) -> None:
     Results of benchmarks of one's own are never compared with those of MLPerf.
     """
     found = ask(mlperf_compare, asked)
+    write_page("meshwright.report.mlperf:comparison_page", found, path=html_path)
     emit(found, _print_comparison, as_json=as_json)
 
 
@@ -248,37 +262,9 @@ def _print_official(verdict: OfficialCheck) -> None:
 
 
 def _print_comparison(comparison: ResultComparison) -> None:
-    published = load("meshwright.mlperf.compare:PUBLISHED")
-    rows = [
-        (
-            g.benchmark if i == 0 else "", g.round if i == 0 else "", _size(g) if i == 0 else "", r.submitter, r.system,
-            f"{r.score_min:.2f}", "" if r.label == published else "unverified",
-        )
-        for g in comparison.groups
-        for i, r in enumerate(g.results)
-    ]  # fmt: skip
-    columns = {"benchmark": "left", "round": "left", "on": "left", "submitter": "left", "system": "left"}
-    print_table({**columns, "minutes": "right", "": "left"}, rows)  # pyright: ignore[reportArgumentType]
-    print_line()
-    summary = [
-        (
-            g.benchmark, g.round, _size(g), len(g.results), f"{g.mean_min:.2f}", g.maker and f"{g.maker.score_min:.2f}",
-            g.partner_mean_min and f"{g.partner_mean_min:.2f}", None if g.spread is None else f"{g.spread:.1%}",
-        )
-        for g in comparison.groups
-    ]  # fmt: skip
-    right = dict.fromkeys(("sets", "mean", "maker", "partners", "spread"), "right")
-    print_table({"benchmark": "left", "round": "left", "on": "left", **right}, summary)  # pyright: ignore[reportArgumentType]
-    print_line()
-    for r in comparison.generations:
-        devices = f"{r.num_accelerators} accelerators" if r.num_accelerators else "a size not stated"
-        print_line(f"{r.benchmark}, {devices}: {r.faster} is {r.ratio:.2f}x {r.slower} ({r.of})")
+    print_text_tables(load("meshwright.report.mlperf:tables_of")(comparison))
     for number, text in enumerate(comparison.endnotes, start=1):
         print_line(f"[{number}] {text}")
-
-
-def _size(group: ComparedGroup) -> str:
-    return f"{group.num_accelerators or '?'} {group.accelerator}"
 
 
 def _print_package(package: SubmissionPackage) -> None:

@@ -1,0 +1,99 @@
+"""A comparison of MLPerf results: its tables for the terminal and the page, and the page with the scores drawn."""
+
+from __future__ import annotations
+
+from meshwright.answers.quantities import percent
+from meshwright.answers.text_table import TextTable
+from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
+from meshwright.report.figures import FAINT, WIDTH, svg
+from meshwright.report.html import PageSection, document, explained_figure, numbered_notes, page_table, paragraph
+from meshwright.version import __version__
+
+MOST_DRAWN = 40
+"""Results of a figure; more of them are in the table alone."""
+
+
+def tables_of(found: ResultComparison) -> list[TextTable]:
+    """The results, each group, and ratios between groups."""
+    is_mixed = any(r.label != PUBLISHED for g in found.groups for r in g.results)
+    results = [
+        (
+            g.benchmark, g.round, _size(g), r.submitter, r.system, f"{r.score_min:.2f}",
+            *(["" if r.label == PUBLISHED else "unverified"] if is_mixed else []),
+        )
+        for g in found.groups
+        for r in g.results
+    ]  # fmt: skip
+    groups = [
+        (
+            g.benchmark, g.round, _size(g), len(g.results), f"{g.mean_min:.2f}",
+            f"{g.maker.score_min:.2f}" if g.maker else "", f"{g.partner_mean_min:.2f}" if g.partner_mean_min else "",
+            "" if g.spread is None else percent(g.spread),
+        )
+        for g in found.groups
+    ]  # fmt: skip
+    ratios = [
+        (
+            r.benchmark, f"{r.num_accelerators:,}" if r.num_accelerators else "not stated", r.faster, r.slower,
+            f"{r.ratio:.2f}", r.of,
+        )
+        for r in found.generations
+    ]  # fmt: skip
+    first = ("benchmark", "round", "on")
+    tables = [
+        TextTable(
+            title="Results", rows=results,
+            headings=(*first, "submitter", "system", "minutes", *(["status"] if is_mixed else [])),
+            text_columns=("round", "on", "submitter", "system", "status"),
+        ),
+        TextTable(
+            title="By accelerator, minutes", headings=(*first, "sets", "mean", "maker", "partners", "spread"),
+            rows=groups, text_columns=("round", "on"),
+        ),
+        TextTable(
+            title="Ratios", headings=("benchmark", "accelerators", "faster", "slower", "ratio", "of"), rows=ratios,
+            text_columns=("faster", "slower", "of"),
+        ),
+    ]  # fmt: skip
+    return [table for table in tables if table.rows]
+
+
+def _size(group: ComparedGroup) -> str:
+    return f"{group.num_accelerators or '?'} {group.accelerator}"
+
+
+def comparison_page(found: ResultComparison, *, command: str) -> str:
+    """The whole page."""
+    tables = tables_of(found)
+    sections = [PageSection(title=t.title, parts=[page_table(t)]) for t in tables]
+    num_results = sum(len(g.results) for g in found.groups)
+    if 0 < num_results <= MOST_DRAWN:
+        data = paragraph(f"The data is the table {tables[0].title}.")
+        drawn = explained_figure(_scores_svg(found), title="Minutes to the target", data=data, command=command)
+        sections.insert(0, PageSection(title="Scores", parts=[drawn]))
+    sections.append(PageSection(title="Endnotes", parts=[numbered_notes(found.endnotes)]))
+    benchmarks = ", ".join(dict.fromkeys(g.benchmark for g in found.groups))
+    lead = paragraph(f"{num_results:,} results: {benchmarks}. Less is better.", css_class="lead")
+    return document(
+        title="Results of MLPerf Training", lead=lead, sections=sections, footer=f"Meshwright {__version__}."
+    )
+
+
+def _scores_svg(found: ResultComparison) -> str:
+    """Each result as a point, the fastest first; results of one accelerator have one colour."""
+    import altair as alt
+
+    rows = [
+        {"name": f"{r.submitter}, {_size(g)}, {r.system}", "minutes": r.score_min, "on": f"{_size(g)}, {g.round}"}
+        for g in found.groups
+        for r in g.results
+    ]
+    rows.sort(key=lambda row: row["minutes"])
+    base = alt.Chart(alt.Data(values=rows)).encode(
+        y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=360)),
+        x=alt.X("minutes:Q", title="minutes", axis=alt.Axis(tickCount=6)),
+    )
+    color = alt.Color("on:N", title=None, legend=alt.Legend(orient="top", columns=5), sort=None)
+    lines = base.mark_rule(color=FAINT).encode(x2=alt.datum(0))
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
+    return svg((lines + points).properties(width=WIDTH - 120, height={"step": 22}), title="Minutes to the target")
