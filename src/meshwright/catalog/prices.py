@@ -116,7 +116,7 @@ def price_per_device_hour(accelerator_name: str, *, region: str | None = None) -
         raise InputError(
             "no price is known for this accelerator", got=name,
             allowed=", ".join(sorted({price.accelerator for price in (*prices(), *market_prices())})),
-            hint="give a price as costs.usd_per_device_hour",
+            hint="give yours: --set costs.usd_per_device_hour=USD",
         )  # fmt: skip
     return min(known, key=lambda price: price.usd_per_device_hour)
 

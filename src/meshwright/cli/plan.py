@@ -10,6 +10,7 @@ from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by
 from meshwright.answers.documents.plan import loser_sentence, why_not_sentence
 from meshwright.answers.plan_ranking import PlanRanking
+from meshwright.answers.plan_words import explained, mark_of
 from meshwright.answers.quantities import percent, rate, seconds, value_of
 from meshwright.api.plan import plan
 from meshwright.api.question import ask
@@ -17,13 +18,12 @@ from meshwright.cli.output import Align, emit_json, note, print_line, print_tabl
 from meshwright.cli.run_input import take_run
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.neighbours import shares_few_divisors
-from meshwright.planner.savings import note_on_loss, note_on_savings
 from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import price_sentence
 from meshwright.specs.hardware import Cluster
 from meshwright.specs.run import Objective
-from meshwright.units import gib
+from meshwright.units import JOULE_PER_KWH, gib
 
 
 def run(
@@ -69,15 +69,17 @@ def run(
 
 def _print_plans(ranking: PlanRanking) -> None:
     _print_request(ranking)
-    _print_rows(ranking, (_row(i, done) for i, done in enumerate(ranking, start=1)))
-    if said := note_on_savings(ranking.best.plan):
-        print_line(f"The best plan saves memory: {said}.")
-    said = note_on_loss(ranking.best.plan)
-    if said and "loss_chunk" not in ranking.request.fixed:
-        print_line(f"The best plan uses memory that is left: {said}.")
+    _print_rows(
+        ranking,
+        (
+            (*_row(i, done), *_value(ranking, ranked.value))
+            for i, (done, ranked) in enumerate(zip(ranking, ranking.ranked, strict=True), start=1)
+        ),
+    )
+    for said in explained([done.plan for done in ranking], fixed=tuple(ranking.request.fixed)):
+        print_line(said)
     if ranking.run.objective is Objective.COST:
-        price = price_sentence(ranking.request.cluster, ranking.run.costs)
-        print_line(f"The best plan costs {ranking.ranked[0].value:.4g} USD a step at {price}.")
+        print_line(f"Price: {price_sentence(ranking.request.cluster, ranking.run.costs)}.")
     _print_counts(ranking.search)
 
 
@@ -88,7 +90,7 @@ def _print_all(ranking: PlanRanking) -> None:
         return
     _print_request(ranking)
     rows = zip(scored, ranking.to_scored_rows(), strict=True)
-    _print_rows(ranking, (_scored_row(done, row) for done, row in rows))
+    _print_rows(ranking, ((*_scored_row(done, row), *_value(ranking, done.value)) for done, row in rows))
     _print_counts(scored)
     more = "all that are legal and fit" if scored.is_complete else "the best; --limit N lists more"
     if ranking.request.cluster.parts:
@@ -100,7 +102,7 @@ def _scored_row(done: ScoredPlan, row: dict[str, Any]) -> tuple[object, ...]:
     mark = "\N{BLACK DIAMOND}" if done.on_front else " "
     low, high = (rate(row[f"tokens_per_s_per_device_{end}"]) for end in ("low", "high"))
     return (
-        f"{row['rank']:>2} {mark} {row['plan']}",
+        f"{row['rank']:>2} {mark} {row['plan']}{mark_of(done.plan)}",
         seconds(done.step_s),
         f"{rate(row['tokens_per_s_per_device'])} ({low}–{high})",
         percent(row["mfu_ratio"]),
@@ -130,8 +132,22 @@ def _print_rows(ranking: PlanRanking, rows: Iterable[tuple[object, ...]]) -> Non
         "   plan": "left", "step": "right", "tokens/s/device\n(80 % interval)": "right", "MFU": "right",
         f"GiB\nof {_capacities(ranking.request.cluster)}": "right", "bound by": "left",
     }  # fmt: skip
+    if ranking.run.objective in UNITS:
+        headings[UNITS[ranking.run.objective]] = "right"
     print_table(headings, rows)
     print_line()
+
+
+def _value(ranking: PlanRanking, value: float) -> tuple[str, ...]:
+    """The cell of what is optimized, per million tokens, where no other column orders plans by it."""
+    if ranking.run.objective not in UNITS:
+        return ()
+    per_million = value / (ranking.request.global_batch * ranking.request.seq_len) * 1e6
+    return (f"{per_million / (JOULE_PER_KWH if ranking.run.objective is Objective.ENERGY else 1):.4g}",)
+
+
+UNITS = {Objective.COST: "USD per\n1M tokens", Objective.ENERGY: "kWh per\n1M tokens"}
+"""Heading of the column of an objective."""
 
 
 def _capacities(cluster: Cluster) -> str:
@@ -152,7 +168,7 @@ def _print_counts(done: PlanResult | ScoredPlans) -> None:
 def _row(rank: int, done: PlanEstimate) -> tuple[object, ...]:
     step, tokens = done.step, done.step.tokens_per_s_per_device
     return (
-        f"{rank:>2} {done.plan.describe()}",
+        f"{rank:>2} {done.plan.describe()}{mark_of(done.plan)}",
         value_of(step.step),
         f"{rate(tokens.value)} ({rate(tokens.low)}–{rate(tokens.high)})",
         percent(step.mfu.value),

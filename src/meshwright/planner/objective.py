@@ -132,7 +132,9 @@ def _catalogue_price(accelerator: str) -> float:
         return price_per_device_hour(accelerator).usd_per_device_hour
     except UnknownNameError:
         raise InputError(
-            "no price is known for this accelerator", got=accelerator, hint="give costs.usd_per_device_hour"
+            "no price is known for this accelerator",
+            got=accelerator,
+            hint="give yours: --set costs.usd_per_device_hour=USD",
         ) from None
 
 

@@ -298,3 +298,29 @@ def test_keys_of_the_plan_that_a_search_ignores_are_named(meshwright):
     outcome = meshwright("plan", *asked, "--set", "parallel.tensor=8")
     assert outcome.exit_code == 0
     assert "parallel.tensor: ignored, as a plan that a run pins" in outcome.stderr
+
+
+def test_the_column_of_an_objective_is_per_million_tokens(meshwright):
+    for goal, heading in (("cost", "USD per"), ("energy", "kWh per")):
+        asked = (*ASKED, "--objective", goal, "--top", 1)
+        (plan,) = meshwright(*asked, "--json").json["plans"]
+        per_million = plan["objective_value"] / (64 * 4096) * 1e6 / (3.6e6 if goal == "energy" else 1)
+        shown = meshwright(*asked).stdout
+        assert heading in shown
+        assert f"{per_million:.4g}" in shown
+
+
+def test_words_of_plans_are_explained_once(meshwright):
+    asked = ("plan", "--model", "llama3.1-8b", "--cluster", "h100-8x8", "--gbs", 512, "--seq", 8192, "--engine")
+    said = " ".join(meshwright(*asked, "megatron", "--top", 3).stdout.split())
+    assert "in their order: 1 stage of 5, then 4 stages of 6, then 1 stage of 3." in said
+    assert said.count("computes these again: norm (norms)") == 1
+
+
+def test_a_plan_that_ranks_behind_faster_ones_is_marked_and_the_reason_said(meshwright):
+    asked = ("plan", "--model", "llama3.1-70b", "--cluster", "h100-8x4", "--gbs", 64, "--seq", 8192)
+    shown = meshwright(*asked, "--engine", "native", "--top", 6).stdout
+    assert "8bit=feed_forward+norm *" in shown
+    assert "* ranks as if it took 1% longer, as it rounds gradients." in shown
+    without = meshwright(*asked, "--engine", "native", "--fix", "stored_activations=none").stdout
+    assert "* ranks" not in without
