@@ -22,6 +22,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_origin
 
@@ -288,6 +289,17 @@ class Question:
             asked = load("meshwright.api.runs:with_run")(asked, may_replace="run" not in self.defaults)
         return load(self.body)(**self.prepare(**asked, **hooks))
 
+    def meant(self, name: str) -> str | None:
+        """The parameter that an unknown one stands for: by its option, by its name in other tools, or by its spelling.
+
+        A name of a key stands for the parameter that sets it.
+        """
+        key = load("meshwright.runfile.synonyms:key_for")(name)
+        for known, parameter in self.parameters.items():
+            if name == parameter.option(known).lstrip("-").replace("-", "_") or (key and key == parameter.key):
+                return known
+        return next(iter(get_close_matches(name, self.parameters, n=1)), None)
+
     def checked(self, given: Mapping[str, object]) -> dict[str, Any]:
         """Return arguments by name as the body takes them. Raises InputError."""
         return {name: self._checked(name, value) for name, value in given.items()}
@@ -330,7 +342,11 @@ def question(
 
         @functools.wraps(function)
         def asked(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Answer:
-            bound = signature.bind(*args, **kwargs)
+            try:
+                bound = signature.bind(*args, **kwargs)
+            except TypeError as error:
+                hint = next((found.meant(name) for name in kwargs if name not in signature.parameters), None)
+                raise TypeError(f"{found.name}() {error}" + (f"; did you mean {hint}?" if hint else "")) from None
             bound.apply_defaults()
             return found.ask(bound.arguments)
 

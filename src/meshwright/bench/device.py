@@ -26,10 +26,11 @@ from meshwright.bench.collectives import PointsTogether, measure_together
 from meshwright.bench.harness import AbsurdClockError, measure
 from meshwright.bench.kernels import footprint_bytes, formats_of, task_of
 from meshwright.errors import MeshwrightError
-from meshwright.records.device import DeviceRecorder, DeviceRow, PointStatus, failed, row_of
+from meshwright.records.device import DeviceRecorder, DeviceRow, PointStatus, busy_note, failed, row_of
 from meshwright.records.files import driver_version, now
 from meshwright.records.points import COLLECTIVES_SHARE, SHARES, TOGETHER_SHARE, Point, PointFamily, Workload, points_of
 from meshwright.training import device as devices
+from meshwright.training.host_load import busy_now
 from meshwright.training.processes import WorkerLostError, run_ranks
 from meshwright.training.telemetry import git_commit, software_facts
 
@@ -108,6 +109,7 @@ def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, A
         "ended": None,
         "git_commit": git_commit(Path.cwd()),
         "budget_s": request.budget_s,
+        "busy": busy_now(),
     }
 
 
@@ -124,6 +126,8 @@ def measure_device(
     """
     outcome = DeviceOutcome()
     outcome.notes += devices.notes_on_name(devices.device_name(device), device_type=device.type, cluster=None)
+    if busy := recorder.sidecar.get("busy"):
+        outcome.notes.append(busy_note(busy))
     start_s = time.perf_counter()
     parts = _parts(request, device, recorder, outcome)
     devices.disable_malloc_trim(device)  # as training does

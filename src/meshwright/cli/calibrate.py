@@ -19,7 +19,7 @@ from meshwright.fitting.advice import Advice, advise
 from meshwright.fitting.device import calibrate
 from meshwright.fitting.published_tables import calibrate_from_tables
 from meshwright.json_values import jsonable, picked
-from meshwright.records.device import read
+from meshwright.records.device import busy_note, read
 from meshwright.specs.hardware import HERE
 from meshwright.units import format_seconds
 
@@ -72,6 +72,7 @@ def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
             hint="name the records of `meshwright bench device`, or --from-tables aiconfigurator --device NAME",
         )
     files = [read(path) for path in paths]
+    note(*(f"{file.path}: {busy_note(file.sidecar['busy'])}" for file in files if file.sidecar.get("busy")))
     return calibrate(files), files[0].path.with_name("calibration.json")
 
 

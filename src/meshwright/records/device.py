@@ -207,3 +207,8 @@ def read(path: Path, *, whole: bool = True) -> Records:
     rows = TABLE.read(path, whole=whole)
     sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
     return Records(path=path, sidecar=sidecar, rows=rows)
+
+
+def busy_note(load: str) -> str:
+    """A caution about records of a machine that was busy when their measurement began."""
+    return f"this machine was busy: {load}; rates and a calibration of them are those of a busy machine"

@@ -125,3 +125,12 @@ def load_between(before: LoadSample | None, after: LoadSample | None, *, own_s: 
         stolen_ratio=min(1.0, max(0.0, after.stolen_s - before.stolen_s) / whole_s),
         num_cpus=after.num_cpus,
     )
+
+
+def busy_now() -> str | None:
+    """The shares of other programs in a short wait of this one, as text, if the machine is busy."""
+    before = sample_load()
+    time.sleep(1.5 * SHORTEST_S)
+    after = sample_load()
+    load = None if before is None or after is None else load_between(before, after, own_s=after.own_s - before.own_s)
+    return load.text if load is not None and load.is_busy else None

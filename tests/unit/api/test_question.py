@@ -172,3 +172,13 @@ def test_paths_arrive_as_paths():
     question = question_of(mw.mlperf_score)
     assert isinstance(question.parameters["paths"], AnyPath)
     assert [str(path) for path in question.checked({"paths": ["a", "b"]})["paths"]] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("gbs", "global_sequences"), ("max_seq_len", "sequence_length"), ("modle", "model")]
+)
+def test_an_argument_of_another_name_leads_to_ours(given, meant):
+    with pytest.raises(TypeError, match=rf"^plan\(\) got an unexpected .*'{given}'; did you mean {meant}\?$"):
+        mw.plan(**{given: 1})
+    with pytest.raises(TypeError, match="argument 'zzz'$"):
+        mw.plan(zzz=1)

@@ -23,6 +23,7 @@ import meshwright as mw
 from meshwright.bench import device as campaign
 from meshwright.bench.device import DeviceBenchRequest, DeviceLostError, measure_device, sidecar_of
 from meshwright.bench.kernels import KernelTask, task_of
+from meshwright.cli import main
 from meshwright.errors import InputError
 from meshwright.records.device import COLUMNS, SIDECAR_KEYS, DeviceRecorder, PointStatus, read
 from meshwright.records.points import Point, PointFamily, points_of
@@ -52,6 +53,17 @@ def run(folder: Path, *families: PointFamily, resume: bool = False, **changes: A
 def test_a_budget_that_others_spent_leaves_no_family_without_a_point(tmp_path):
     _, records = run(tmp_path, PointFamily.GEMM, PointFamily.MEMORY, budget_s=0.0)
     assert {row.point.family for row in records.measured} == {PointFamily.GEMM, PointFamily.MEMORY}
+
+
+def test_a_busy_machine_is_said_where_it_is_measured_and_where_its_records_are_read(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(campaign, "busy_now", lambda: "other programs used 60 % of its processors' time")
+    outcome, _ = run(tmp_path, PointFamily.GEMM, budget_s=0.0)
+    assert "this machine was busy: other programs used 60 %" in outcome.notes[-1]
+    assert main.run(["calibrate", str(tmp_path), "--out", str(tmp_path / "here.json")]) == 2  # one GEMM alone
+    assert "records.csv: this machine was busy: other programs used 60 %" in capsys.readouterr().err
+    monkeypatch.setattr(campaign, "busy_now", lambda: None)
+    outcome, _ = run(tmp_path, PointFamily.GEMM, budget_s=0.0, resume=True)
+    assert not any("busy" in note for note in outcome.notes)
 
 
 APART = (PointFamily.TRAINING, PointFamily.COLLECTIVES)  # in processes of their own

@@ -149,7 +149,7 @@ def test_two_processes_communicate_and_train_in_every_way(tmp_path, monkeypatch)
     cpu = torch.device("cpu")
     recorder = DeviceRecorder(tmp_path, sidecar=campaign.sidecar_of(cpu, request), resume=False)
     outcome = campaign.measure_device(request, device=cpu, recorder=recorder)
-    assert outcome.notes == []
+    assert [note for note in outcome.notes if "busy" not in note] == []
     rows = read(tmp_path).rows
     assert [row.point for row in rows] == [SMALL, gather, *map(small, kinds), SMALL, SMALL]  # its windows
     assert all(row.status is not PointStatus.FAILED and row.seconds_median > 0 for row in rows)
