@@ -17,7 +17,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-BLOCK = re.compile(r"(?P<skip><!--- skip: next[^\n]*-->\n)?```console\n(?P<body>.*?)```", re.DOTALL)
+BLOCK = re.compile(r"(?P<skip><!--- skip: next[^\n]*-->\n)?```(?P<kind>console|bash)\n(?P<body>.*?)```", re.DOTALL)
 ENVIRONMENT = {"COLUMNS": "110", "NO_COLOR": "1"}
 
 
@@ -55,6 +55,9 @@ def refresh(page: Path, *, skipped: bool) -> None:
         def fresh(match: re.Match[str]) -> str:
             body = match["body"]
             if (match["skip"] and not skipped) or re.search(r"^\.\.\.$", body, re.MULTILINE):
+                return match[0]
+            if match["kind"] == "bash":  # what it writes is there for the blocks after it
+                printed(body, folder)
                 return match[0]
             blocks = "".join(f"$ {c}\n{printed(c, folder)}" for c in commands(body))
             return f"{match['skip'] or ''}```console\n{blocks}```"

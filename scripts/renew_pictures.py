@@ -12,6 +12,7 @@ from pathlib import Path
 
 import meshwright as mw
 from meshwright.report.figures import INK, memory_over_time_svg, waterfall_svg
+from meshwright.report.scale import efficiency_svg
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 GROUND = '<rect width="100%" height="100%" fill="white"/>'
@@ -24,9 +25,15 @@ def pictures() -> dict[str, str]:
     )
     over_time = mw.estimate("llama3-70b").memory_over_time
     assert over_time is not None
+    scaled = mw.scale(
+        model="llama3.1-70b", cluster="h100-8x16", global_sequences=1024, sequence_length=8192, engine="megatron",
+        devices=[128, 512, 2048],
+    )  # fmt: skip
+    assert scaled.curve is not None
     return {
         "plan.svg": _alone(waterfall_svg(ranking.estimates[0].step.components_s)),
         "memory.svg": _alone(memory_over_time_svg(over_time)),
+        "scaling.svg": _alone(efficiency_svg(scaled.curve)),
     }
 
 
