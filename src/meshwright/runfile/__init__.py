@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from meshwright.runfile.document import NamedOverride
     from meshwright.runfile.reading import from_mapping, from_options, load, loads
     from meshwright.runfile.resolve import named_cluster, named_model
-    from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, stated_text, write_text
+    from meshwright.runfile.writing import changed_text, pin_plan, pinned_text, replay_text, stated_text, write_text
 
 _HOME = {
     "NamedOverride": "document",
     **dict.fromkeys(("from_mapping", "from_options", "load", "loads"), "reading"),
     **dict.fromkeys(("named_cluster", "named_model"), "resolve"),
-    **dict.fromkeys(("changed_text", "pin_plan", "pinned_text", "stated_text", "write_text"), "writing"),
+    **dict.fromkeys(("changed_text", "pin_plan", "pinned_text", "replay_text", "stated_text", "write_text"), "writing"),
 }
 
 

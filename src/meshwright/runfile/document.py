@@ -22,6 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import RunFileError, nearest
+from meshwright.json_values import parse_json
 from meshwright.runfile.problems import KeyPath, RunFileProblem, SourceLocation, as_error, key_name
 from meshwright.units import MAX_DIGITS
 
@@ -76,10 +77,24 @@ def read_text(path: str | os.PathLike[str], *, kind: str = "run file") -> str:
     if b"\0" in data:
         raise RunFileError(f"is a binary file, not {_a(kind)}", file=name)
     try:
-        return data.decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise RunFileError("is not UTF-8 text", file=name, line=line) from None
+    return _of_resolved(text, name) if name.endswith(".json") else text
+
+
+def _of_resolved(text: str, name: str) -> str:
+    """The run file that the `resolved.json` of a training holds; other JSON as it is."""
+    try:
+        document = parse_json(text)
+    except ValueError:
+        return text
+    if not isinstance(document, dict) or "plan_in_words" not in document:
+        return text
+    if not isinstance(found := document.get("run_file"), str):
+        raise RunFileError("a resolved run without its run file", file=name, hint="take the run.yaml of its folder")
+    return found
 
 
 def _a(kind: str) -> str:

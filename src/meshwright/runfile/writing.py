@@ -52,6 +52,15 @@ def stated_text(run: Run) -> str:
     return changed_text(as_read, {}, wanted=as_read, what="an override")
 
 
+def replay_text(run: Run, plan: Plan) -> str:
+    """`stated_text` with `plan` pinned, where the file can say it."""
+    try:
+        as_read = loads(run.text, file=run.source, overrides=run.overrides, here=run.cluster)
+        return pinned_text(as_read, plan)
+    except InputError:
+        return stated_text(run)
+
+
 def changed_text(run: Run, values: Mapping[str, Any], *, wanted: Run, what: str) -> str:
     """The text of a run file that says `values` (by `key.path`) and otherwise what `run` says, overrides included.
 

@@ -1,7 +1,7 @@
 """Files of a run: a folder with the resolved run, one line a step, and one record.
 
 FOLDER/run.yaml       the run file as it was written, with overrides as comments
-FOLDER/resolved.json  every value the run was made of, the plan included
+FOLDER/resolved.json  every value the run was made of, the plan included; a run file too
 FOLDER/identity.json  the run over all its resumptions (`run_identity`)
 FOLDER/steps.jsonl    one JSON object a step (see `StepLogFile`)
 FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
@@ -132,7 +132,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 def save_run(folder: Path, *, run: Run, plan: Plan) -> None:
     """Put the run file and the resolved run into `folder`."""
     write_atomically(folder / RUN_FILE, runfile.stated_text(run))
-    write_atomically(folder / RESOLVED, as_text(resolved(run, plan=plan)))
+    replay = {"run_file": runfile.replay_text(run, plan)}  # by which `meshwright train resolved.json` trains it again
+    write_atomically(folder / RESOLVED, as_text(resolved(run, plan=plan) | replay))
 
 
 def resolved(run: Run, *, plan: Plan) -> dict[str, Any]:
