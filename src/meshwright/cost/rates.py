@@ -274,7 +274,7 @@ def system_facts(
     )
 
 
-FUSED = frozenset({TRITON, "liger", "transformer_engine", "aiter"})
+FUSED = frozenset({TRITON, "liger"})
 """Routes of norms, gated activations and rotary embeddings that read and write each of their tensors once."""
 
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from meshwright.kernels import liger
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.libraries import liger
 from meshwright.kernels.routes import Route
 from meshwright.kernels.shapes import require_alike
 from meshwright.kernels.triton_route import serves_triton

@@ -25,6 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from meshwright.kernels import liger
 from meshwright.kernels.cross_entropy import (
     TORCH_ROWS,
     Reduction,
@@ -35,7 +36,6 @@ from meshwright.kernels.cross_entropy import (
 )
 from meshwright.kernels.cross_entropy import reference as of_logits
 from meshwright.kernels.dispatch import choose, note_facts
-from meshwright.kernels.libraries import liger
 from meshwright.kernels.linear import matmul_nt
 from meshwright.kernels.operators import only_once, operator
 from meshwright.kernels.routes import KernelCall, Refusal, Route

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from meshwright.errors import InputError
+from meshwright.kernels import liger
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.libraries import aiter, liger, transformer_engine
 from meshwright.kernels.routes import KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_alike
 from meshwright.kernels.triton_route import serves_triton
@@ -80,7 +80,5 @@ ROUTES = {
         "reference": Route(reference),
         "triton": Route(_triton, serves=serves_triton),
         "liger": Route(liger.rms_norm, serves=_serves_liger),
-        "transformer_engine": Route(transformer_engine.rms_norm, serves=transformer_engine.serves),
-        "aiter": Route(aiter.rms_norm, serves=aiter.serves_rms_norm),
     }
 }

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
+from meshwright.kernels import liger
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.libraries import liger
 from meshwright.kernels.routes import Route
 from meshwright.kernels.shapes import require_format, require_shapes
 from meshwright.kernels.triton_route import serves_triton

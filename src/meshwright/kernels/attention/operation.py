@@ -12,7 +12,6 @@
     cudnn       cuDNN's fused attention                                causal, 16 bits, NVIDIA
     flex        PyTorch's FlexAttention, compiled                      all, on a GPU
     triton      ours (`triton_attention`)                              all, on a GPU
-    transformer_engine, aiter   NVIDIA's and AMD's libraries           causal, 16 bits
 
 B sequences, T queries, S keys, H query heads, G key/value heads, K width of queries and keys, V of values.
 """
@@ -33,7 +32,6 @@ from meshwright.kernels import processor
 from meshwright.kernels.attention import blockwise
 from meshwright.kernels.attention.key_ranges import KeyRanges
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.libraries import aiter, transformer_engine
 from meshwright.kernels.linear import widens
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
 from meshwright.kernels.shapes import require_format, require_shapes
@@ -305,7 +303,5 @@ ROUTES = {
         "cudnn": Route(partial(_by_backend, "CUDNN_ATTENTION"), serves=_cudnn_serves),
         "flex": Route(_flex, serves=_flex_serves),
         "triton": Route(_triton, serves=_triton_serves),
-        "transformer_engine": Route(transformer_engine.attention, serves=transformer_engine.serves_attention),
-        "aiter": Route(aiter.attention, serves=aiter.serves_attention),
     }
 }

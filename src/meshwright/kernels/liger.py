@@ -1,14 +1,17 @@
-"""Liger's Triton kernels (liger-kernel 0.8.5) as routes. Its own kernels run in Triton's interpreter too."""
+"""Liger's Triton kernels (liger-kernel 0.8.5) as routes. Its own kernels run in Triton's interpreter too.
+
+Each has the signature of its operation's routes. The library is imported by the call.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from meshwright.kernels.labels import IGNORED_LABEL
-from meshwright.kernels.libraries import absent, untraced
 from meshwright.kernels.routes import KernelCall, Refusal
 from meshwright.kernels.triton_route import serves_triton
 
@@ -18,11 +21,13 @@ if TYPE_CHECKING:
 
 def serves(call: KernelCall) -> Refusal | None:
     """Refuse where Liger or Triton is absent, traced graphs, and empty tensors: Liger divides by their rows."""
-    if refusal := absent("liger_kernel", project="liger-kernel"):
-        return refusal
+    if find_spec("liger_kernel") is None:
+        return Refusal(reason="liger-kernel is not installed: pip install liger-kernel")
+    if not call.shapes:
+        return Refusal(reason="works outside of traced graphs")
     if call.has_shapes and not all(map(all, call.shapes)):
         return Refusal(reason="an empty tensor")
-    return untraced(call) or serves_triton(call)
+    return serves_triton(call)
 
 
 # --- norms ---
