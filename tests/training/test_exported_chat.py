@@ -31,7 +31,7 @@ TEXT = """
 name: tiny
 model: {name: tiny, family: LlamaForCausalLM, hidden: 64, num_layers: 2, vocab: 400, ffn_hidden: 32,
         attention: {num_heads: 2, num_kv_heads: 2}}
-data: {sequence_length: 64}
+data: {sequence_length: 128}
 batch: {global_sequences: 1, micro: 1}
 precision: fp32
 cluster: here
@@ -40,6 +40,7 @@ train: {steps: 1}
 TEMPLATES = {
     "none": None, "chatml": known.CHATML, "llama3": known.LLAMA3, "qwen2.5": known.QWEN25, "mistral": known.MISTRAL,
     "gemma": known.GEMMA, "phi3": known.PHI3, "deepseek": known.DEEPSEEK, "generation": known.GENERATION,
+    "llama3.1": known.LLAMA31, "qwen3": known.QWEN3,
 }  # fmt: skip
 
 pytestmark = pytest.mark.usefixtures("own_cache")

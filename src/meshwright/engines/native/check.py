@@ -61,11 +61,7 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
     for name, is_stated, reason in (
         (f"{key}.margin", pairs.margin is not None and loss is not PreferenceLoss.SIMPO, f"{loss.value} has no margin"),
         (f"{key}.label_smoothing", pairs.label_smoothing and loss in UNSMOOTHED, f"{loss.value} has none: must be 0"),
-        (
-            f"{key}.desirable_weight",
-            is_weighted and loss is not PreferenceLoss.KTO,
-            f"{loss.value} has none: must be 1",
-        ),
+        (f"{key}.desirable_weight", is_weighted and loss is not PreferenceLoss.KTO, "only of kto: must be 1"),
         ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
         ("train.label_smoothing", run.train.label_smoothing, f"of pairs it is {key}.label_smoothing: must be 0"),
         ("train.neftune_alpha", run.train.neftune_alpha, "rewards would compare noise: must be 0"),

@@ -20,7 +20,7 @@ from meshwright.training.weights.names import family_of, file_names, without_ign
 from meshwright.training.weights.safetensors_format import Folder
 
 _SHOWN = 5
-_WEIGHTS_AT_ONCE = 1 << 24  # in memory
+_COMPARED_WEIGHTS = 1 << 24  # that are in memory at a time
 _OF_VOCABULARY = (OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weight"])
 
 
@@ -95,8 +95,8 @@ class GrownFolder(Folder):
         start, stop, _ = (where or (slice(None),))[0].indices(self.rows)
         old = super().read(name, where=(slice(min(start, num_held), min(stop, num_held)), *where[1:]))
         if name not in self._row:
-            sums = (super(GrownFolder, self).read(name, where=part).double().sum(0) for part in _row_parts(held))
-            self._row[name] = sum(sums, torch.zeros(())) / num_held if self.new_rows == "mean" else torch.zeros(held[1])
+            mean = super().read(name).mean(0, dtype=torch.float32)
+            self._row[name] = mean if self.new_rows == "mean" else torch.zeros_like(mean)
         row = self._row[name][where[1:]].to(old.dtype)
         return torch.cat([old, row.expand(max(0, stop - max(start, num_held)), -1)])
 
@@ -140,21 +140,16 @@ def check_weights(
     return files
 
 
-def _row_parts(shape: tuple[int, ...]) -> list[tuple[slice]]:
-    """Parts of a matrix that are read one after the other."""
-    step = max(1, _WEIGHTS_AT_ONCE // shape[1])
-    return [(slice(first, first + step),) for first in range(0, shape[0], step)]
-
-
 def _require_tied(files: Folder) -> None:
     """Raise InputError where the files have a head that is not the embedding: transformers reads it as untied."""
     embedding, head = OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weight"]
     if not {embedding, head} <= files.files.keys():
         return
-    shape = files.shape(embedding)
-    if files.shape(head) != shape or not all(
-        torch.equal(files.read(embedding, where=part).float(), files.read(head, where=part).float())
-        for part in _row_parts(shape)
+    rows, width = files.shape(embedding)
+    step = max(1, _COMPARED_WEIGHTS // width)
+    parts = [(slice(first, first + step),) for first in range(0, rows, step)]
+    if files.shape(head) != (rows, width) or not all(
+        torch.equal(files.read(embedding, where=part).float(), files.read(head, where=part).float()) for part in parts
     ):
         raise InputError(
             f"the embeddings are tied, but the weights hold a head of their own: {head} is not {embedding}",

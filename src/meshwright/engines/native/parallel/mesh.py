@@ -88,8 +88,8 @@ class MeshCoordinates:
 
     def data_group(self) -> dist.ProcessGroup | None:
         """The processes that hold the same parts of the model and of other sequences."""
-        ranks = self._ranks().flatten(1, 2).movedim(1, 3)
-        return None if self.plan.data == 1 else self._group(ranks.flatten(0, 2))
+        members = self._ranks().flatten(1, 2).movedim(1, 3).flatten(0, 2)
+        return None if self.plan.data == 1 else self._group(members)
 
     def stage_group(self) -> dist.ProcessGroup | None:
         """The processes that hold the same layers, or shards of them."""
