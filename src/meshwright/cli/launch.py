@@ -25,7 +25,7 @@ from meshwright.json_values import picked
 from meshwright.launch import kubernetes, local, slurm
 from meshwright.launch.environment import EnvironmentVariable, environment, table_version
 from meshwright.launch.request import Dispatch, LaunchRequest, read_hosts, shape
-from meshwright.launch.site import KubernetesJobKind, Site, read_site
+from meshwright.launch.site import KubernetesJobKind, Site, read_site, with_options
 from meshwright.launch.slurm import LOGS
 from meshwright.launch.start import follow, require, run_here, submit, write
 from meshwright.specs.hardware import HERE
@@ -191,12 +191,7 @@ def site_from(path: Path | None, given: Given) -> Site:
     kubernetes = {k: given[k] for k in ("image", "namespace") if k in given}
     if "kind" in given:
         kubernetes["kind"] = KubernetesJobKind(given["kind"])
-    return site.model_copy(
-        update={
-            "slurm": site.slurm.model_copy(update=slurm),
-            "kubernetes": site.kubernetes.model_copy(update=kubernetes),
-        }
-    )
+    return with_options(site, slurm=slurm, kubernetes=kubernetes)
 
 
 def request_for(

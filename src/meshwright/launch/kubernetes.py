@@ -264,7 +264,7 @@ def _pod(
     if site.node_selector:
         spec["nodeSelector"] = dict(site.node_selector)
     if site.tolerations:
-        spec["tolerations"] = [dict(t) for t in site.tolerations]
+        spec["tolerations"] = [t.model_dump(by_alias=True, exclude_none=True) for t in site.tolerations]
     if request.exclude:
         spec["affinity"] = _excluding(request.exclude)
     annotations = {"annotations": dict(site.annotations)} if site.annotations else {}

@@ -10,13 +10,14 @@ docs/guides/launch.md explains every key.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from meshwright.errors import nearest
+from meshwright.errors import InputError, nearest
 from meshwright.runfile import document as documents
 from meshwright.runfile.problems import RunFileProblem
 
@@ -34,6 +35,29 @@ class KubernetesJobKind(StrEnum):
     PYTORCHJOB = "pytorchjob"  # Kubeflow training operator, kubeflow.org/v1
     JOBSET = "jobset"  # kubernetes-sigs/jobset, jobset.x-k8s.io/v1alpha2
     TRAINJOB = "trainjob"  # Kubeflow Trainer 2, trainer.kubeflow.org/v1alpha1
+
+
+_DNS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
+
+
+def _text(what: str, pattern: str, *, most: int = 253) -> Any:
+    def check(text: str) -> str:
+        if len(text) > most or not re.fullmatch(pattern, text):
+            raise ValueError(f"is no {what}")
+        return text
+
+    return Annotated[str, AfterValidator(check)]
+
+
+# What the API server accepts: Kubernetes documentation, Object Names and IDs; Labels and Selectors; Quantity.
+Label = _text("name of lower case letters, digits and dashes", _DNS, most=63)
+Subdomain = _text("name of lower case letters, digits, dashes and dots", rf"{_DNS}(\.{_DNS})*")
+QualifiedName = _text("name such as example.com/name", rf"({_DNS}(\.{_DNS})*/)?{_WORD}", most=317)
+LabelValue = _text("value of a label: letters, digits, dashes, dots", rf"({_WORD})?")
+Quantity = _text("quantity such as 64Gi, 96 or 500m", r"\d+(\.\d+)?(m|k|[MGTPE]|[KMGTPE]i|[eE]\d+)?")
+Image = _text("name of an image", r"\S+", most=4096)
+Mount = _text("absolute path without a colon", r"/[^:\n]*", most=4096)
 
 
 class _Section(BaseModel):
@@ -57,39 +81,57 @@ class SlurmSite(_Section):
     stop_ahead_s: int = Field(default=120, ge=1)  # between the request to save and the end of the time limit
 
 
+class Toleration(_Section):
+    """A taint of nodes on which pods may run."""
+
+    key: QualifiedName | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    seconds: int | None = Field(default=None, alias="tolerationSeconds")
+
+
 class VolumeClaim(_Section):
     """A persistent volume claim and where it is mounted."""
 
-    name: str
-    mount: str
+    name: Subdomain
+    mount: Mount
 
 
 class KubernetesSite(_Section):
     """Kubernetes section: options of the job and its pods."""
 
     kind: KubernetesJobKind = Field(default=KubernetesJobKind.PYTORCHJOB, strict=False)
-    namespace: str | None = None
-    image: str | None = None
-    workdir: str | None = None  # None: the first claim
+    namespace: Label | None = None
+    image: Image | None = None
+    workdir: Mount | None = None  # None: the first claim
     claims: tuple[VolumeClaim, ...] = Field(default=(), strict=False)
-    shared_memory: str = "64Gi"
-    cpu: str | None = None  # per pod
-    memory: str | None = None
-    device_resource: str | None = None  # None: the vendor's usual one
-    rdma_resource: str | None = None  # such as rdma/hca
+    shared_memory: Quantity = "64Gi"
+    cpu: Quantity | None = None  # per pod
+    memory: Quantity | None = None
+    device_resource: QualifiedName | None = None  # None: the vendor's usual one
+    rdma_resource: QualifiedName | None = None  # such as rdma/hca
     rdma_count: int = Field(default=1, ge=1)
     host_network: bool = False
     host_ipc: bool = False
-    queue: str | None = None  # a local queue of Kueue
-    priority_class: str | None = None
-    scheduler: str | None = None  # of pods, such as volcano; None: the cluster's own
-    service_account: str | None = None
-    annotations: dict[str, str] = Field(default_factory=dict)  # of pods, such as networks of Multus
-    secrets: tuple[str, ...] = Field(default=(), strict=False)  # all of their keys are variables of the processes
-    pull_secrets: tuple[str, ...] = Field(default=(), strict=False)
-    node_selector: dict[str, str] = Field(default_factory=dict)
-    tolerations: tuple[dict[str, Any], ...] = Field(default=(), strict=False)
+    queue: LabelValue | None = None  # a local queue of Kueue
+    priority_class: Subdomain | None = None
+    scheduler: Subdomain | None = None  # of pods, such as volcano; None: the cluster's own
+    service_account: Subdomain | None = None
+    annotations: dict[QualifiedName, str] = Field(default_factory=dict)  # of pods, such as networks of Multus
+    secrets: tuple[Subdomain, ...] = Field(default=(), strict=False)  # all of their keys are variables of the processes
+    pull_secrets: tuple[Subdomain, ...] = Field(default=(), strict=False)
+    node_selector: dict[QualifiedName, LabelValue] = Field(default_factory=dict)
+    tolerations: tuple[Toleration, ...] = Field(default=(), strict=False)
     stop_ahead_s: int = Field(default=120, ge=1)  # between the request to save and the kill
+
+    @field_validator("claims")
+    @classmethod
+    def _once(cls, claims: tuple[VolumeClaim, ...]) -> tuple[VolumeClaim, ...]:
+        mounts = [claim.mount for claim in claims]
+        if twice := next((mount for mount in mounts if mounts.count(mount) > 1), None):
+            raise ValueError(f"two claims are mounted at {twice}")
+        return claims
 
 
 class Site(_Section):
@@ -118,16 +160,34 @@ def read_site(path: Path) -> Site:
     return site
 
 
+def with_options(site: Site, *, slurm: dict[str, Any], kubernetes: dict[str, Any]) -> Site:
+    """Return `site` with values of the command line. Raises InputError for one that the site file may not have."""
+    values = site.model_dump(by_alias=True)
+    values["slurm"] |= slurm
+    values["kubernetes"] |= kubernetes
+    try:
+        return Site.model_validate(values)
+    except ValidationError as errors:
+        error = errors.errors(include_url=False)[0]
+        raise InputError(f"--{error['loc'][1]} {_message(error)}", got=error["input"]) from None
+
+
 def _problem(error: Any) -> RunFileProblem:
     path = tuple(error["loc"])
     if error["type"] != "extra_forbidden":
-        return RunFileProblem(path=path, message=error["msg"][:1].lower() + error["msg"][1:], got=error["input"])
+        return RunFileProblem(path=path, message=_message(error), got=error["input"])
     known = _known(path[:-1])
     near = nearest(str(path[-1]), known)
     hint = f"did you mean {near!r}?" if near else f"known here: {', '.join(known)}"
     return RunFileProblem(path=path, message="unknown key", hint=hint, meant=near)
 
 
+def _message(error: Any) -> str:
+    text = error["msg"].removeprefix("Value error, ")
+    return text[:1].lower() + text[1:]
+
+
 def _known(path: tuple[str | int, ...]) -> list[str]:
     sections = {(): Site, ("slurm",): SlurmSite, ("kubernetes",): KubernetesSite}
-    return sorted(sections.get(path, VolumeClaim).model_fields)
+    found = sections.get(path) or (Toleration if "tolerations" in path else VolumeClaim)
+    return sorted(field.alias or name for name, field in found.model_fields.items())

@@ -137,6 +137,13 @@ def _options(request: LaunchRequest, settings: SlurmSettings) -> Iterator[str]:
         name = directive.partition("=")[0].split(" ")[0]
         if not name.startswith("--") or not directive.isprintable():
             raise InputError("a directive is an option of sbatch", got=directive, allowed="--name=value")
+        try:
+            words = shlex.split(directive)
+        except ValueError:
+            words = []
+        if len(words) != 1 and not (len(words) == 2 and "=" not in words[0]):
+            hint = "quote the value: --comment='two words'"
+            raise InputError("sbatch would read this as several options, or none", got=directive, hint=hint)
         if name in OWN_OPTIONS and name != "--gpus-per-node":
             raise InputError("this option of sbatch follows from the run", got=directive)
         yield directive

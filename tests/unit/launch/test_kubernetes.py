@@ -10,10 +10,18 @@ import jsonschema
 import pytest
 from ruamel.yaml import YAML
 
-from meshwright.errors import InputError
+from meshwright.errors import InputError, RunFileError
 from meshwright.launch.environment import EnvironmentVariable
 from meshwright.launch.kubernetes import KubernetesSettings, dispatch, documents, resource_name
-from meshwright.launch.site import KubernetesJobKind, KubernetesSite, VolumeClaim
+from meshwright.launch.site import (
+    KubernetesJobKind,
+    KubernetesSite,
+    Site,
+    Toleration,
+    VolumeClaim,
+    read_site,
+    with_options,
+)
 
 SCHEMA = json.loads((Path(__file__).parent / "kubernetes_schema.json").read_text())
 USUAL = KubernetesSite(
@@ -25,7 +33,7 @@ FULL = USUAL.model_copy(
         "host_network": True, "host_ipc": True, "memory": "1500Gi", "cpu": "96", "rdma_count": 8,
         "scheduler": "volcano", "annotations": {"k8s.v1.cni.cncf.io/networks": "rail-0,rail-1"},
         "secrets": ("hub-token",), "pull_secrets": ("registry",), "node_selector": {"pool": "gpu"},
-        "tolerations": ({"key": "gpu", "operator": "Exists"},),
+        "tolerations": (Toleration(key="gpu", operator="Exists", tolerationSeconds=60),),
     }
 )  # fmt: skip
 
@@ -231,3 +239,40 @@ def test_what_would_be_lost_is_refused(change, fields, text, request_there):
 @pytest.mark.parametrize("name", ["8b", "Llama 3.1", "x" * 90, "_", "a/b"])
 def test_any_name_becomes_one_that_kubernetes_takes(name):
     jsonschema.validate(resource_name(name), {"$ref": "#/$defs/name", "$defs": SCHEMA["$defs"]})
+
+
+REFUSED = (
+    ("annotations: {'bad key!': x}", "annotations"), ("annotations: {'%s': x}" % ("a" * 64), "annotations"),
+    ("annotations: {a/b: 1}", "annotations"), ("secrets: [Bad_Name]", "secrets"), ("secrets: ['']", "secrets"),
+    ("pull_secrets: [a b]", "pull_secrets"), ("scheduler: ''", "scheduler"), ("scheduler: vol cano", "scheduler"),
+    ("namespace: Bad_NS", "namespace"), ("queue: a b", "queue"), ("priority_class: A", "priority_class"),
+    ("service_account: x/y", "service_account"), ("node_selector: {a b: x}", "node_selector"),
+    ("node_selector: {a: x y}", "node_selector"), ("tolerations: [{keyy: a}]", "did you mean 'key'"),
+    ("tolerations: [{key: a, operator: Maybe}]", "operator"), ("shared_memory: 64 gigs", "shared_memory"),
+    ("cpu: many", "cpu"), ("memory: 1.5TB", "memory"), ("rdma_resource: rdma hca", "rdma_resource"),
+    ("device_resource: x y", "device_resource"), ("image: a b", "image"), ("workdir: rel", "workdir"),
+    ("claims: [{name: Sh ared, mount: /r}]", "name"), ("claims: [{name: a, mount: r}]", "mount"),
+    ("claims: [{name: a, mount: /r}, {name: b, mount: /r}]", "two claims are mounted at /r"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("line", "said"), REFUSED, ids=[line for line, _ in REFUSED])
+def test_what_the_api_server_would_refuse_is_refused_here(line, said, tmp_path):
+    (tmp_path / "site.yaml").write_text(f"kubernetes:\n  {line}\n")
+    with pytest.raises(RunFileError) as caught:
+        read_site(tmp_path / "site.yaml")
+    assert said in str(caught.value)
+    assert "Value error" not in str(caught.value)
+
+
+def test_one_claim_may_have_two_mounts_and_an_annotation_any_text(tmp_path):
+    lines = ("claims: [{name: a, mount: /r}, {name: a, mount: /d}]", 'annotations: {a/b: "x\\ny: {z}"}')
+    (tmp_path / "site.yaml").write_text("kubernetes:\n  " + "\n  ".join(lines) + "\n")
+    assert read_site(tmp_path / "site.yaml").kubernetes.annotations == {"a/b": "x\ny: {z}"}
+
+
+def test_a_value_of_the_command_line_is_held_to_the_same_rules():
+    with pytest.raises(InputError, match="--namespace is no name"):
+        with_options(Site(), slurm={}, kubernetes={"namespace": "Bad_NS"})
+    site = Site(kubernetes=FULL)
+    assert with_options(site, slurm={}, kubernetes={}) == site

@@ -177,6 +177,8 @@ def test_what_follows_from_the_exit_code(code, checkpoints, is_requeued, said, m
         ({"directives": ("partition=x",)}, "an option of sbatch"),
         ({"directives": ("--requeue\n#SBATCH --uid=0",)}, "an option of sbatch"),
         ({"directives": ("--nodes=3",)}, "follows from the run"),
+        ({"directives": ("--comment=two words",)}, "several options, or none"),
+        ({"directives": ("--comment='open",)}, "several options, or none"),
         ({"partition": "a\nb"}, "printable"),
         ({"time": "tomorrow"}, "D-HH:MM:SS"),
         ({"time": "2"}, "over before the request to save"),
