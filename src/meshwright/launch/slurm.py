@@ -138,11 +138,11 @@ def _options(request: LaunchRequest, settings: SlurmSettings) -> Iterator[str]:
         if not name.startswith("--") or not directive.isprintable():
             raise InputError("a directive is an option of sbatch", got=directive, allowed="--name=value")
         try:
-            words = shlex.split(directive)
+            parts = shlex.split(directive)
         except ValueError:
-            words = []
-        if len(words) != 1 and not (len(words) == 2 and "=" not in words[0]):
-            hint = "quote the value: --comment='two words'"
+            parts = []
+        if len(parts) != 1 and not (len(parts) == 2 and "=" not in parts[0]):
+            hint = "quote the value: --comment='two parts'"
             raise InputError("sbatch would read this as several options, or none", got=directive, hint=hint)
         if name in OWN_OPTIONS and name != "--gpus-per-node":
             raise InputError("this option of sbatch follows from the run", got=directive)
