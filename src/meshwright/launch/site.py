@@ -41,23 +41,23 @@ _DNS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _WORD = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 
 
-def _text(what: str, pattern: str, *, most: int = 253) -> Any:
+def _like(what: str, pattern: str, *, most: int = 253) -> AfterValidator:
     def check(text: str) -> str:
         if len(text) > most or not re.fullmatch(pattern, text):
             raise ValueError(f"is no {what}")
         return text
 
-    return Annotated[str, AfterValidator(check)]
+    return AfterValidator(check)
 
 
 # What the API server accepts: Kubernetes documentation, Object Names and IDs; Labels and Selectors; Quantity.
-Label = _text("name of lower case letters, digits and dashes", _DNS, most=63)
-Subdomain = _text("name of lower case letters, digits, dashes and dots", rf"{_DNS}(\.{_DNS})*")
-QualifiedName = _text("name such as example.com/name", rf"({_DNS}(\.{_DNS})*/)?{_WORD}", most=317)
-LabelValue = _text("value of a label: letters, digits, dashes, dots", rf"({_WORD})?")
-Quantity = _text("quantity such as 64Gi, 96 or 500m", r"\d+(\.\d+)?(m|k|[MGTPE]|[KMGTPE]i|[eE]\d+)?")
-Image = _text("name of an image", r"\S+", most=4096)
-Mount = _text("absolute path without a colon", r"/[^:\n]*", most=4096)
+Label = Annotated[str, _like("name of lower case letters, digits and dashes", _DNS, most=63)]
+Subdomain = Annotated[str, _like("name of lower case letters, digits, dashes and dots", rf"{_DNS}(\.{_DNS})*")]
+QualifiedName = Annotated[str, _like("name such as example.com/name", rf"({_DNS}(\.{_DNS})*/)?{_WORD}", most=317)]
+LabelValue = Annotated[str, _like("value of a label: letters, digits, dashes, dots", rf"({_WORD})?")]
+Quantity = Annotated[str, _like("quantity such as 64Gi, 96 or 500m", r"\d+(\.\d+)?(m|k|[MGTPE]|[KMGTPE]i|[eE]\d+)?")]
+Image = Annotated[str, _like("name of an image", r"\S+", most=4096)]
+Mount = Annotated[str, _like("absolute path without a colon", r"/[^:\n]*", most=4096)]
 
 
 class _Section(BaseModel):

@@ -142,7 +142,7 @@ def _options(request: LaunchRequest, settings: SlurmSettings) -> Iterator[str]:
         except ValueError:
             parts = []
         if len(parts) != 1 and not (len(parts) == 2 and "=" not in parts[0]):
-            hint = "quote the value: --comment='two parts'"
+            hint = "quote the value: --comment='two words'"
             raise InputError("sbatch would read this as several options, or none", got=directive, hint=hint)
         if name in OWN_OPTIONS and name != "--gpus-per-node":
             raise InputError("this option of sbatch follows from the run", got=directive)

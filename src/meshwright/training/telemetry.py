@@ -19,7 +19,7 @@ import subprocess
 from contextlib import suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
+from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -224,7 +224,8 @@ def software_facts() -> dict[str, str]:
     if torch.version.hip:
         versions["hip"] = torch.version.hip
     if torch.cuda.is_available():  # of the libraries that are loaded, which may be others than those of packages
-        versions["rccl" if torch.version.hip else "nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        nccl: Any = import_module("torch.cuda.nccl")
+        versions["rccl" if torch.version.hip else "nccl"] = ".".join(map(str, nccl.version()))
         versions["miopen" if torch.version.hip else "cudnn"] = str(torch.backends.cudnn.version())
     return versions
 
