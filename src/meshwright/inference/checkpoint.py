@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 
+from meshwright.catalog.models import stored_as
 from meshwright.inference.positions import config_of
 from meshwright.specs.model import Model
 
@@ -22,12 +23,12 @@ def own_precision(name: str, model: Model) -> tuple[str, str | None]:
     >>> own_precision("llama3-8b", catalog.model("llama3-8b"))
     ('bf16', None)
     """
-    config = config_of(name)
-    if config is None:
+    config, words = config_of(name), stored_as(name)
+    if config is None and not words:
         found = _table().get(model.name)
     else:
-        quantised = config.get("quantization_config")
-        if not quantised:
+        quantised = words[0] if config is None else config.get("quantization_config")
+        if not quantised or quantised in ("bf16", "fp16", "f16"):
             return USUAL_PRECISION, None
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
         found = QUANTISED.get(str(method))

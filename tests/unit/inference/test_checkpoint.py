@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from meshwright import runfile
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_hub
 from meshwright.inference.checkpoint import _table, own_precision
@@ -71,3 +72,19 @@ def test_hub_names_of_the_catalogue_need_no_network(meshwright, monkeypatch):
     with pytest.raises(AssertionError, match="the hub was asked"):
         config_of("nobody/nothing")
     assert (document["model"], document["precision"]) == ("deepseek-v3", "fp8")
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "precision", "words"),
+    [
+        ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "fp8", "fp8 is the format"),
+        ("TheBloke/Llama-2-7B-Chat-GPTQ", "llama2-7b", "bf16", "without an estimate (gptq)"),
+        ("unsloth/Qwen2.5-14B-Instruct-bnb-4bit", "qwen2.5-14b", "bf16", "without an estimate (bnb)"),
+        ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "bf16", ""),
+        ("Qwen/Qwen2.5-14B", "qwen2.5-14b", "bf16", ""),
+    ],
+)
+def test_a_repository_of_the_catalogue_names_its_format(name, known, precision, words):
+    found, note = own_precision(name, runfile.named_model(name))
+    assert (runfile.named_model(name).name, found) == (known, precision)
+    assert words in note if words else note is None
