@@ -113,8 +113,9 @@ def _scored_row(done: ScoredPlan, row: dict[str, Any]) -> tuple[object, ...]:
 
 def _print_request(ranking: PlanRanking) -> None:
     request = ranking.request
+    devices = f"{request.num_devices:,} {'device' if request.num_devices == 1 else 'devices'}"
     print_line(
-        f"{request.model.name} on {ranking.run.cluster_name} ({request.num_devices:,} devices), "
+        f"{request.model.name} on {ranking.run.cluster_name} ({devices}), "
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, "
         f"{request.precision.name}, engine {request.engine}"
     )

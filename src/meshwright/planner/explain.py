@@ -29,12 +29,15 @@ from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
 from meshwright.planner.switches import offloading, with_rounded_gradients, with_values
 from meshwright.specs.hardware import MAX_DEVICES
+from meshwright.specs.model import Lora
 from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib, ms
 
 SAMPLED_CANDIDATES = 20_000
 MAX_GROWTH = 4096
 """A request that does not fit is tried on up to this many times its nodes."""
+MOST_FOR_ADAPTERS = 8
+"""A training of all parameters that does not fit on more devices has other ways than adapters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -340,7 +343,8 @@ def _as_fixed(request: PlanRequest) -> Plan:
 
 
 def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
-    """The nearest requests that are feasible: fewer fixed fields, offloaded activations, more devices.
+    """The nearest requests that are feasible: fewer fixed fields, offloaded activations, more devices,
+    adapters on few devices.
 
     short: memory that the least demanding plan needs, less the memory of a device.
     """
@@ -355,6 +359,9 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
     if (rounded := with_rounded_gradients(request)) is not None and (best := _first_plan(rounded)) is not None:
         found.append(f"fits with --set stack.gradient_format=bf16, which rounds gradients: {best}")
     found += _with_more_devices(request, short=short)
+    if request.lora is None and request.num_devices <= MOST_FOR_ADAPTERS:
+        as_adapters = replace(request, lora=Lora(), engine=ANY)
+        found += ["adapters fit: --set task=lora"] if _first_plan(as_adapters) is not None else []
     return tuple(found)
 
 

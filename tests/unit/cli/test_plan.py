@@ -310,6 +310,14 @@ def test_the_column_of_an_objective_is_per_million_tokens(meshwright):
         assert f"{per_million:.4g}" in shown
 
 
+def test_a_model_that_does_not_fit_on_few_devices_may_be_trained_with_adapters(meshwright):
+    asked = ("plan", "--model", "llama3.1-8b", "--cluster", "rtx-4090-1x1", "--gbs", 16, "--seq", 2048)
+    refused = meshwright(*asked)
+    assert (refused.exit_code, "; adapters fit: --set task=lora" in refused.stderr) == (1, True)
+    assert "rtx-4090-1x1 (1 device), 16" in meshwright(*asked, "--set", "task=lora").stdout
+    assert "adapters" not in meshwright(*asked, "--model", "llama3.1-405b").stderr
+
+
 def test_words_of_plans_are_explained_once(meshwright):
     asked = ("plan", "--model", "llama3.1-8b", "--cluster", "h100-8x8", "--gbs", 512, "--seq", 8192, "--engine")
     said = " ".join(meshwright(*asked, "megatron", "--top", 3).stdout.split())
