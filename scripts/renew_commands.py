@@ -30,6 +30,9 @@ Every command of `meshwright`, by task, as `meshwright COMMAND --help` prints it
 Every command takes `--json`: one JSON document on stdout and nothing else there. Notes, progress and errors go to
 stderr. The exit code is 0 when it is done, 1 when the answer is no (does not fit, a check failed), 2 for bad input, 3
 when an optional package or a device is missing, 130 after Ctrl-C and 143 after SIGTERM.
+
+A shell completes commands, options, models, clusters and number formats after
+`eval "$(_MESHWRIGHT_COMPLETE=bash_source meshwright)"`, with `zsh_source` or `fish_source` for these shells.
 """
 
 

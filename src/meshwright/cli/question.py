@@ -129,6 +129,8 @@ def _option(
         if parameter.off:
             names[0] += f"/{parameter.off}"
         return click.option(*names, is_flag=True, default=default, show_default=bool(default), **settings)
+    if name in COMPLETED:
+        settings["shell_complete"] = _completed
     kind, metavar = _kind(parameter), _metavar(name, parameter)
     if parameter.is_joined:
         kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False
@@ -141,6 +143,22 @@ def _option(
         is_shown = default not in (None, "") and not isinstance(default, tuple)
         settings |= {"default": default, "show_default": is_shown}
     return click.option(*names, **settings)
+
+
+COMPLETED = {
+    "model": ("meshwright.catalog.models:model_names", "{}"),
+    "cluster": ("meshwright.catalog.accelerators:accelerator_names", "{}-8x1"),
+    "precision": ("meshwright.specs.precision:PRECISIONS", "{}"),
+}
+"""Options whose values a shell completes, with the names, or the function that returns them, and their form."""
+
+
+def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    target, form = COMPLETED[param.name or ""]
+    names = load(target)
+    found = (form.format(name) for name in (names() if callable(names) else names))
+    before, comma, last = incomplete.rpartition(",") if isinstance(param.type, JoinedType) else ("", "", incomplete)
+    return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
 
 
 def _help(parameter: QuestionParameter, default: object, *, is_listed: bool) -> str:

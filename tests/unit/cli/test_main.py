@@ -298,3 +298,21 @@ def test_an_error_about_a_file_names_it(install, meshwright):
     assert found.exit_code == 2
     assert "error: /some/where: Permission denied" in found.stderr
     assert found.json["error"]["exit_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"),
+    [
+        ("plan --model llama3.1-", "llama3.1-405b"),
+        ("scale --cluster mi35", "mi355x-8x1"),
+        ("estimate --precision bf16,fp8_", "bf16,fp8_rowwise"),
+    ],
+)
+def test_a_shell_completes_values(monkeypatch, capsys, typed, completed):
+    monkeypatch.setenv("_MESHWRIGHT_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", f"meshwright {typed}")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    main.run([])
+    found = capsys.readouterr().out.split()
+    assert f"plain,{completed}" in found
+    assert all(line.startswith(f"plain,{typed.rpartition(' ')[2]}") for line in found)
