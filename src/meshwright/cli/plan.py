@@ -9,8 +9,8 @@ from typing import Any
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import bound_by
 from meshwright.answers.documents.plan import loser_sentence, why_not_sentence
+from meshwright.answers.plan_legend import explained, mark_of
 from meshwright.answers.plan_ranking import PlanRanking
-from meshwright.answers.plan_words import explained, mark_of
 from meshwright.answers.quantities import percent, rate, seconds, value_of
 from meshwright.api.plan import plan
 from meshwright.api.question import ask

@@ -39,8 +39,8 @@ def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     scaling, predicted against measured, serving, cost, endnotes.
     Each figure has its data and the command that makes it.
 
-    `sources` is the report on the source documents: every printed figure beside what is predicted, what published logs
-    give and what was measured. A folder of that name is ./sources.
+    `sources` is the report on the source documents: every printed figure beside the prediction, the
+    value in published logs and the measurement. A folder of that name is ./sources.
     """
     if asked["items"] == (SOURCES,):
         if any(value is not None for name, value in asked.items() if name != "items"):
