@@ -83,7 +83,6 @@ def test_a_batch_has_one_dtype_and_agrees_with_itself(samples: Samples) -> None:
     batch = Batches(samples=samples, global_batch=6).at(0).to("cpu")
     for tensor in (batch.tokens_BT, batch.labels_BT, batch.positions_BT, batch.documents_BT):
         assert (tensor.dtype, tensor.shape) == (torch.int64, (6, 16))
-    assert torch.equal(batch.loss_mask_BT, batch.labels_BT != -100)
     assert batch.num_trained_tokens == int((batch.labels_BT != -100).sum())
     parts = list(batch.micro_batches(4))
     assert [len(p.tokens_BT) for p in parts] == [4, 2]

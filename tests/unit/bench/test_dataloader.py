@@ -34,7 +34,7 @@ GPU_STEP = Demand(step_s=0.05, source="a test", on_host=False)
 
 def batch() -> Batch:
     zeros = torch.zeros(2, 8, dtype=torch.int64)
-    return Batch(tokens_BT=zeros, labels_BT=zeros, positions_BT=zeros, documents_BT=zeros, loss_mask_BT=zeros >= 0)
+    return Batch(tokens_BT=zeros, labels_BT=zeros, positions_BT=zeros, documents_BT=zeros)
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,11 @@ class Batch:
     labels_BT: torch.Tensor  # int64: the next token; IGNORED_LABEL (-100) where the loss does not count it
     positions_BT: torch.Tensor  # int64: from the start of the document
     documents_BT: torch.Tensor  # int64: 0, 1, ... within a row; -1 is padding
-    loss_mask_BT: torch.Tensor  # bool: labels_BT != IGNORED_LABEL
 
     @property
     def num_trained_tokens(self) -> int:
         """Labels that the loss counts."""
-        return int(self.loss_mask_BT.sum())
+        return int((self.labels_BT != IGNORED_LABEL).sum())
 
     @property
     def num_bytes(self) -> int:
@@ -132,14 +131,12 @@ class Batches:
     def of(self, numbers: Sequence[int]) -> Batch:
         """The samples of these numbers, a row each."""
         samples = [self._sample(number) for number in numbers]
-        labels_BT = _stack([s.labels_T for s in samples])
         self._refuse_unknown_tokens(samples)
         return Batch(
             tokens_BT=_stack([s.tokens_T for s in samples]),
-            labels_BT=labels_BT,
+            labels_BT=_stack([s.labels_T for s in samples]),
             positions_BT=_stack([s.positions_T for s in samples]),
             documents_BT=_stack([s.documents_T for s in samples]),
-            loss_mask_BT=labels_BT != IGNORED_LABEL,
         )
 
     def iterate(self, *, start: int = 0, stop: int | None = None, num_workers: int = 1) -> Iterator[Batch]:
