@@ -28,7 +28,15 @@ from meshwright.training.host_memory import HostCopies
 from meshwright.training.masters import Master, is_partial, local_part
 from meshwright.training.muon import Muon, is_hidden_matrix
 from meshwright.training.optimizer_states import ChunkedAdamW
-from meshwright.training.optimizer_updates import EightBitAdamW, FusedAdamW, Lion, States, Update, foreach_copy
+from meshwright.training.optimizer_updates import (
+    EightBitAdamW,
+    FusedAdamW,
+    Lion,
+    States,
+    Update,
+    foreach_copy,
+    foreach_lerp,
+)
 
 AVERAGE = "average"
 """Name of the averages of weights among the states of a checkpoint."""
@@ -112,7 +120,7 @@ class MasterOptimizer:
         """Move the averages towards the masters; the first step's masters are their beginning."""
         if self.averages:
             weight = 1 - self.settings.average_decay if self.num_steps else 1.0
-            torch._foreach_lerp_(self.averages, [m.values for m in self.masters], weight)
+            foreach_lerp(self.averages, [m.values for m in self.masters], weight)
         self.num_steps += 1
 
     @contextmanager

@@ -32,6 +32,7 @@ States = dict[str, Tensor]
 foreach_copy = torch._foreach_copy_  # pyright: ignore[reportPrivateImportUsage]
 foreach_add = torch._foreach_add_  # pyright: ignore[reportPrivateImportUsage]
 foreach_mul = torch._foreach_mul_  # pyright: ignore[reportPrivateImportUsage]
+foreach_lerp = torch._foreach_lerp_  # pyright: ignore[reportPrivateImportUsage]
 
 
 class Update(Protocol):

@@ -70,7 +70,8 @@ ADAPTER = "adapter"  # folder of trained LoRA adapters, in the folder of results
 
 def sample_of(run: Run, *, assembly: Assembly, loader: BatchLoader, coordinates: MeshCoordinates) -> str | None:
     """Text that the trained model generates; None without a tokenizer. Collective."""
-    if loader.tokenizer is None:
+    tokenizer = loader.tokenizer
+    if tokenizer is None:
         return None
     assembly.eval_mode()
     prompt = loader.prompt()
@@ -85,13 +86,13 @@ def sample_of(run: Run, *, assembly: Assembly, loader: BatchLoader, coordinates:
             seed=run.train.seed,
         )
     if not loader.corpus.has_conversations:
-        return loader.tokenizer.decode(tokens)
-    turn = turn_end(loader.tokenizer)
-    answer = TextStream(loader.tokenizer, stops=turn.stops)
-    for token in takewhile(lambda token: token not in (loader.tokenizer.end, *turn.tokens), tokens[len(prompt) :]):
+        return tokenizer.decode(tokens)
+    turn = turn_end(tokenizer)
+    answer = TextStream(tokenizer, stops=turn.stops)
+    for token in takewhile(lambda token: token not in (tokenizer.end, *turn.tokens), tokens[len(prompt) :]):
         answer.push(token)
     answer.finish()
-    return loader.tokenizer.decode(prompt) + answer.text
+    return tokenizer.decode(prompt) + answer.text
 
 
 def write_adapters(prepared: PreparedRun, *, assembly: Assembly, is_main: bool) -> Path | None:
