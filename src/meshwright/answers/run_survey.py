@@ -29,7 +29,6 @@ class ImportStatus(StrEnum):
     READ = "read"
     NOTED = "read with notes"
     REFUSED = "refused"
-    NOT_RUN = "not run"  # Python, which has to be executed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +36,7 @@ class SurveyedFile:
     """One configuration.
 
     Attributes:
-        path: the file, relative to the folder.
+        path: the file, relative to the folder; FILE:FUNCTION for a function of a module.
         project: the project that reads it.
         status: what `import` makes of it.
         reasons: notes, or the reason of the refusal with its hint.
@@ -112,8 +111,9 @@ def survey(folder: Path, *, cluster: str | None, ignore: Sequence[str] = ()) -> 
     return ConfigurationSurvey(
         folder=folder,
         files=tuple(
-            _surveyed(path, found, folder=folder, clusters=clusters, ignore=ignore)
+            _surveyed(Path(one), found, folder=folder, clusters=clusters, ignore=ignore)
             for path, found in configurations_below(folder)
+            for one in ([f"{path}:{name}" for name in found.functions] or [path])
         ),
     )
 
@@ -122,11 +122,6 @@ def _surveyed(
     path: Path, found: Recognised, *, folder: Path, clusters: Sequence[str], ignore: Sequence[str]
 ) -> SurveyedFile:
     name = path.relative_to(folder)
-    if found.functions:
-        reason = f"Python: needs --engine {found.engine} MODULE:FUNCTION ({', '.join(found.functions)})"
-        return SurveyedFile(
-            path=name, project=found.project, status=ImportStatus.NOT_RUN, reasons=(reason,), cluster=None
-        )
     reasons: tuple[str, ...] = ()
     num_equal = 0
     source = str(path) if found.engine == "torchtitan" else shlex.quote(str(path))  # others split it as a shell does

@@ -17,7 +17,6 @@ from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
 from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale, is_nemo
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
 from meshwright.engines.trainers.files import trainer_of
-from meshwright.json_values import parse_json
 
 LARGEST_BYTES = 1 << 20
 QUOTING = frozenset((".md", ".rst", ".ipynb", ".html", ".txt", ".log", ".csv", ".yaml.j2"))
@@ -26,7 +25,7 @@ MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$
 MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
 MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
 NEMO_MODEL = re.compile(r"^  (num_layers|hidden_size):", re.MULTILINE)
-MODULE = re.compile(r"^def (\w+)\([^\n]*\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
+MODULE = re.compile(r"^def ((?!_)\w+)\(\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
 
 _OF_A_RUN = """
     base_config model_name decoder_block base_emb_dim per_device_batch_size max_target_length remat_policy
@@ -42,7 +41,7 @@ class Recognised:
     Attributes:
         project: name of the project.
         engine: the engine that reads it.
-        functions: functions of a module of Python, which has to be executed; empty for data and scripts.
+        functions: functions of a module of Python, each a configuration; empty for data and scripts.
         is_part: True for a file that says how devices share the work of a run, which another file describes.
     """
 
@@ -65,7 +64,7 @@ def recognised(path: Path) -> Recognised | None:
     if path.suffix == ".py":
         functions = tuple(MODULE.findall(text)) if "torchtitan" in text and "Trainer" in text else ()
         return Recognised(project="TorchTitan", engine="torchtitan", functions=functions) if functions else None
-    return _of_tables(text) or _of_json(text) or _of_script(path, text) or _of_yaml(path, text) or _of_trainer(path)
+    return _of_tables(text) or _of_script(path, text) or _of_yaml(path, text) or _of_trainer(path)
 
 
 def configurations_below(folder: Path) -> Iterator[tuple[Path, Recognised]]:
@@ -91,19 +90,6 @@ def _of_tables(text: str) -> Recognised | None:
     sections = {key.partition(".")[0] for key in torchtitan_keys()} & values.keys()
     is_titan = "training" in sections and isinstance(values.get("model"), dict)
     return Recognised(project="TorchTitan", engine="torchtitan") if is_titan else None
-
-
-def _of_json(text: str) -> Recognised | None:
-    """A tree that `config_trees.evaluate` printed."""
-    if not text.lstrip().startswith("{"):
-        return None
-    try:
-        values = parse_json(text)
-    except ValueError:
-        return None
-    trees = [*values.values()] if isinstance(values, dict) and len(values) == 1 else []
-    is_tree = bool(trees) and isinstance(trees[0], dict) and trees[0].get("is") == "Trainer"
-    return Recognised(project="TorchTitan", engine="torchtitan") if is_tree else None
 
 
 def is_maxtext_script(path: Path, text: str) -> bool:

@@ -1,6 +1,6 @@
 """Configurations of torchtitan as run files: its own published ones, and ours there and back.
 
-All of them are evaluated in one process, as `meshwright import` does with one.
+All are read as text, and compared with the trees that torchtitan builds when it runs them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import chdir
 from dataclasses import replace
 from importlib.util import find_spec
 from io import StringIO
@@ -25,6 +26,9 @@ from meshwright import runfile
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import Imported, find_engine
 from meshwright.engines.local import write_files
+from meshwright.engines.recognition import recognised
+from meshwright.engines.torchtitan.config_text.modules import ProjectModules
+from meshwright.engines.torchtitan.config_text.tree import read_tree
 from meshwright.engines.torchtitan.config_trees.models import same_model
 from meshwright.engines.torchtitan.config_trees.run_content import import_tree
 from meshwright.engines.torchtitan.facts import FACTS
@@ -55,7 +59,6 @@ PUBLISHED = {
     "qwen3:qwen3_moe_debug": ("qwen3-debugmodel_moe", "FSDP64 mbs4 recompute=alternate_matmuls"),
     "qwen3:sft_qwen3_8b_math": ("qwen3-8b", "FSDP64 mbs1 recompute=alternate_matmuls"),
 }  # fmt: skip
-REFUSED = ("flux:flux_dev", "kimi_k2_7:kimi_k2_5", "llama3:llama3_9b")
 
 TOY = """
 model: {hidden: 64, num_layers: 7, vocab: 512, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}}
@@ -132,17 +135,66 @@ def folder(tmp_path_factory, runs) -> Path:
 
 @pytest.fixture(scope="module")
 def trees(folder, runs) -> dict[str, dict]:
-    return evaluated([*PUBLISHED, *REFUSED, *(f"{name}/meshwright_run.py:train" for name in runs)], folder=folder)
+    return read([*PUBLISHED, *(f"{name}/meshwright_run.py:train" for name in runs)], folder=folder)
 
 
-def evaluated(sources: list[str], *, folder: Path) -> dict[str, dict]:
+def read(sources: list[str], *, folder: Path) -> dict[str, dict]:
+    """Return the trees of configurations as text; paths are relative to `folder`."""
+    with chdir(folder):
+        return {source: read_tree(*source.rsplit(":", 1)) for source in sources}
+
+
+def executed(sources: list[str], *, folder: Path) -> dict[str, dict]:
+    """Return the trees that torchtitan builds; one function can be refused there and read as text."""
     path = os.pathsep.join([str(HOPPER), *filter(None, sys.path)])
     done = subprocess.run(
-        [sys.executable, "-m", "meshwright.engines.torchtitan.config_trees.evaluate", *sources],
-        cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=300,
+        [sys.executable, "-m", "tests.engines.torchtitan.executed", *sources],
+        cwd=folder, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def compared(tree: object) -> object:
+    """Return a tree without the names of functions' classes, and without the settings of torchao's recipes."""
+    if isinstance(tree, dict):
+        if "function" in tree:
+            return tree | {"function": tree["function"].rpartition(".")[2]}
+        return {key: compared(value) for key, value in tree.items() if key != "_torchao_config"}
+    return [compared(one) for one in tree] if isinstance(tree, list) else tree
+
+
+def test_text_states_what_torchtitan_builds(trees, folder):
+    built = executed([*trees], folder=folder)
+    errors = {name for name, tree in built.items() if "error" in tree}
+    assert errors <= {"llama3:llama3_8b_mxfp8"}  # of Blackwell
+    for name in trees.keys() - errors:
+        assert compared(trees[name]) == compared(built[name]), name
+
+
+@pytest.mark.slow
+def test_every_registry_is_read_as_torchtitan_builds_it(tmp_path):
+    spec = find_spec("torchtitan")
+    package = Path(spec.origin).parent
+    sources = []
+    for registry in sorted(package.rglob("config_registry.py")):
+        module = ".".join(("torchtitan", *registry.relative_to(package).with_suffix("").parts))
+        sources += [f"{module}:{name}" for name in recognised(registry).functions]
+    built = executed(sources, folder=tmp_path)
+    num_equal = 0
+    for source, tree in built.items():
+        if "error" not in tree and "transformers_modeling_backend" not in source:  # its shapes are of another package
+            assert compared(read([source], folder=tmp_path)[source]) == compared(tree), source
+            num_equal += 1
+    assert num_equal > 60
+
+
+@pytest.mark.parametrize("source", ["llama3:llama3_405b", "deepseek_v3:deepseek_v3_16b", "qwen3:qwen3_30b_a3b"])
+def test_the_text_of_the_release_is_that_of_the_package(trees, tmp_path, monkeypatch, source):
+    tree = trees.get(source) or read([source], folder=tmp_path)[source]
+    monkeypatch.setattr(ProjectModules, "_installed", None)
+    monkeypatch.chdir(tmp_path)
+    assert read([source], folder=tmp_path)[source] == tree
 
 
 NAMES = (*dict(FACTS.switches), "compiles")
@@ -160,7 +212,7 @@ def test_the_stack_of_an_export_is_that_of_its_run(tmp_path):
         overrides = [f"stack={json.dumps(stated)}", f"train.compile={json.dumps(switches['compiles'])}"]
         runs[name] = runfile.loads(TOY, overrides=[*TOYS["experts"], *overrides])
         write_files(find_engine("torchtitan").lower(runs[name], folder=tmp_path / name), tmp_path / name)
-    trees = evaluated([f"{name}/meshwright_run.py:train" for name in runs], folder=tmp_path)
+    trees = read([f"{name}/meshwright_run.py:train" for name in runs], folder=tmp_path)
     defaults = {"dispatcher": "all-to-all", "gradient_format": "fp32", "cuda_graphs": "none"}
     for name, run in runs.items():
         found = import_tree(trees[f"{name}/meshwright_run.py:train"], cluster="h100-8x1")
@@ -339,18 +391,17 @@ def assert_back(run: Run, tree: dict) -> None:
     ("source", "words"),
     [
         ("flux:flux_dev", "is no Trainer.Config: got 'FluxTrainer'"),
-        ("kimi_k2_7:kimi_k2_5", "torchtitan cannot build"),
-        ("llama3:llama3_9b", "torchtitan cannot build"),
+        ("kimi_k2_7:kimi_k2_5", "a model that run files do not support: got 'kimi_k2_5'"),
+        ("llama3:llama3_9b", "AttributeError: the module has no llama3_9b"),
     ],
 )
-def test_what_is_no_training_or_cannot_be_built_says_so(meshwright, trees, tmp_path, source, words):
-    (tmp_path / "tree.json").write_text(json.dumps({source: trees[source]}))
-    outcome = meshwright("import", tmp_path / "tree.json", "--cluster", "h100-8x8")
+def test_what_is_no_training_or_is_not_there_says_so(meshwright, source, words):
+    outcome = meshwright("import", source, "--cluster", "h100-8x8")
     assert outcome.exit_code == 2
     assert words in outcome.stderr, outcome.stderr
 
 
-def test_one_command_evaluates_and_writes(meshwright, folder, monkeypatch):
+def test_one_command_reads_and_writes(meshwright, folder, monkeypatch):
     monkeypatch.chdir(folder)
     outcome = meshwright("import", "replicas/meshwright_run.py", "--cluster", "h100-8x1", "--out", "back.yaml")
     assert outcome.exit_code == 0, outcome.stderr

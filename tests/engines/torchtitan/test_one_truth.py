@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.engines.torchtitan.test_importing import evaluated, loaded
+from tests.engines.torchtitan.test_importing import loaded, read
 from tests.plan_questions import questions, questions_of_software
 
 from meshwright.engines.base import find_engine
@@ -54,7 +54,7 @@ def test_imported_exports_are_estimated_as_their_plans(asked, tmp_path_factory):
     pinned = {f"q{n}": run for n, one in enumerate(asked) if (run := pinned_run(*one)) is not None}
     for name, run in pinned.items():
         write_files(find_engine("torchtitan").lower(run, folder=folder / name), folder / name)
-    trees = evaluated([f"{name}/meshwright_run.py:train" for name in pinned], folder=folder)
+    trees = read([f"{name}/meshwright_run.py:train" for name in pinned], folder=folder)
     for name, run in pinned.items():
         again = loaded(import_tree(trees[f"{name}/meshwright_run.py:train"], cluster=run.cluster_name))
         assert costs(again) == pytest.approx(costs(run), rel=1e-9), run.text

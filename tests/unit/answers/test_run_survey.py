@@ -72,12 +72,12 @@ def test_whose_a_file_is_shows_in_its_content(folder):
 
 def test_every_file_has_a_status_and_nothing_runs(folder):
     files = {str(file.path): file for file in survey(folder, cluster=None).files}
-    assert files.keys() == FILES.keys()
+    assert {name.partition(":")[0] for name in files} == FILES.keys()
     assert files["titan.toml"].status is ImportStatus.READ
     assert (files["maxtext.yaml"].cluster, files["titan.toml"].cluster) == ("h100-8x3", "h100-8x64")
-    module = files["config_registry.py"]
-    assert module.status is ImportStatus.NOT_RUN
-    assert module.reasons == ("Python: needs --engine torchtitan MODULE:FUNCTION (tiny)",)
+    module = files["config_registry.py:tiny"]
+    assert module.status is ImportStatus.REFUSED
+    assert "tiny is no Trainer.Config" in module.reasons[0]
     assert files["megatron.yaml"].status is ImportStatus.REFUSED
     assert files["megatron.yaml"].reasons
 
@@ -93,7 +93,7 @@ def test_a_file_that_breaks_its_reader_does_not_end_the_survey(folder, monkeypat
 
     monkeypatch.setattr(run_survey, "import_configuration", broken)
     found = survey(folder, cluster="h100-8x1")
-    assert {file.status for file in found.files} == {ImportStatus.REFUSED, ImportStatus.NOT_RUN}
+    assert {file.status for file in found.files} == {ImportStatus.REFUSED}
     assert "KeyError in the reader" in found.files[0].reasons[0]
 
 
@@ -101,7 +101,7 @@ def test_the_command_counts_and_prints(meshwright, folder):
     outcome = meshwright("import", "--survey", str(folder), "--json")
     assert outcome.exit_code == 0, outcome.stderr
     document = json.loads(outcome.stdout)
-    assert document["counts"]["TorchTitan"] == {"read": 2, "read with notes": 0, "refused": 0, "not run": 1}
+    assert document["counts"]["TorchTitan"] == {"read": 2, "read with notes": 0, "refused": 1}
     assert sum(map(sum, (counts.values() for counts in document["counts"].values()))) == len(FILES)
     table = meshwright("import", "--survey", str(folder))
     assert (table.exit_code, "titan.toml" in table.stdout) == (0, True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from importlib import metadata
 from pathlib import Path
 
 import pytest
 from ruamel.yaml import YAML
 
 from meshwright import runfile
-from meshwright.programs import install_command
 
 LLAMA = """
 [job]
@@ -198,16 +196,12 @@ def test_a_file_in_windows_lines(imported):
         (["config.ini"], "name the engine with --engine"),
         (["config.yaml", "--engine", "torchtitan"], "no configuration of torchtitan"),
         (["gone.py"], "there is no such file"),
-        (["gone.json"], "cannot read the trees"),
-        (["tree.json"], "does not hold one tree"),
         (["empty.yaml"], "the file is empty: got 'empty.yaml'"),
         (["folder"], "hint: meshwright import --survey folder lists"),
     ],
 )
 def test_whose_configuration_it_is_is_told_by_its_name_or_said(meshwright, tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("meshwright.engines.torchtitan.importing.require_version", lambda: None)
-    (tmp_path / "tree.json").write_text("{}")
     (tmp_path / "empty.yaml").write_text("\n")
     (tmp_path / "folder").mkdir()
     outcome = meshwright("import", *source, "--cluster", "h100-8x1")
@@ -215,14 +209,11 @@ def test_whose_configuration_it_is_is_told_by_its_name_or_said(meshwright, tmp_p
     assert message in outcome.stderr
 
 
-def test_modules_are_programs_that_need_torchtitan(meshwright, monkeypatch):
-    def absent(package: str) -> str:
-        raise metadata.PackageNotFoundError(package)
-
-    monkeypatch.setattr("meshwright.training.machine.metadata.version", absent)
-    outcome = meshwright("import", "llama3:llama3_8b", "--cluster", "h100-8x1")
-    assert outcome.exit_code == 3
-    assert install_command("torchtitan") in outcome.stderr
+def test_configurations_of_the_release_are_read_without_torchtitan(meshwright, monkeypatch):
+    monkeypatch.setattr("meshwright.engines.torchtitan.config_text.modules.ProjectModules._installed", None)
+    outcome = meshwright("import", "llama3:llama3_70b", "--cluster", "h100-8x64")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "model: llama3.1-70b" in outcome.stdout
 
 
 def test_an_ending_belongs_to_the_engine_whose_facts_say_so(meshwright, engine_package, install_engines):

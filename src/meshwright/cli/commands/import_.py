@@ -39,8 +39,8 @@ def command(*, asked: dict[str, Any], survey: bool, as_json: bool) -> None:
     The run file is printed, or written to --out. Without --engine, the content of the file shows whose it is.
 
     CONFIG for torchtitan: MODULE:FUNCTION of a configuration module (`llama3:llama3_8b`, `path/to/module.py:train`),
-    which is evaluated in a process of its own and needs torchtitan; the JSON tree that this process prints; or a TOML
-    file of versions up to 0.2.
+    which is read as text and not run, with the modules of its project and of torchtitan; or a TOML file of versions up
+    to 0.2.
 
     CONFIG for MaxText: a YAML file, or a shell script that runs it, with settings behind it in one argument
     (`"llama3_8b.yml steps=10"`).

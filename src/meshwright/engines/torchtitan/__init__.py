@@ -11,7 +11,7 @@ probe          devices and versions, detected in a separate process
 results        names of the files and checkpoints that the processes write
 
 config_module           the model of a configuration module, and the Python source of it
-config_trees            configurations of 0.3.0 for importing: programs, evaluated in a separate process
+config_text, config_trees    configurations of 0.3.0 for importing: programs, read as text, and their trees
 toml_files              configurations of versions up to 0.2 for importing
 in_torchtitan_process   code that imports torchtitan: data, learning rates and step log through its extension points
 """

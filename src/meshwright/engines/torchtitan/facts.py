@@ -152,6 +152,6 @@ FACTS = EngineFacts(
     preset=_preset,
     compiles_on_request=True,
     rules=RULES,
-    configurations=(".toml", ".py", ".json", ":"),
+    configurations=(".toml", ".py", ":"),
     source="torchtitan 0.3.0: config/configs.py, distributed/*.py",
 )

@@ -1,1 +1,1 @@
-"""Read configurations of torchtitan 0.3.0, which are programs, as the trees that they evaluate to. Imports no torch."""
+"""Trees of torchtitan's configurations as run files. Imports no torch."""

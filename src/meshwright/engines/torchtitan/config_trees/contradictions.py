@@ -27,7 +27,7 @@ def contradictions(values: Mapping[str, Any], *, given: Set[str], model: Importe
     yield from _learning_rates(values)
     if model.recipe is not None and not (values["compile.enable"] and "model" in values["compile.components"]):
         yield f"{model.recipe} without compile.enable of the model is slower than bf16"
-    if values["training.seq_len"] > model.max_sequence:
+    if model.max_sequence is not None and values["training.seq_len"] > model.max_sequence:
         yield f"training.seq_len = {values['training.seq_len']} is more than rope.max_seq_len = {model.max_sequence}"
     if values.get("debug.moe_force_load_balance"):
         yield "debug.moe_force_load_balance: experts are chosen round-robin, not by the router"

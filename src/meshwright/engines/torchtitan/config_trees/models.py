@@ -1,4 +1,4 @@
-"""Models in evaluated configurations of torchtitan (`evaluate`) as shapes of a run file. Imports no torch."""
+"""Models in trees of torchtitan's configurations as shapes of a run file. Imports no torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class ImportedModel:
     lora: Node | None  # the section of a run file
     recipe: str | None  # None: no matrix is quantised
     balance_rate: float | None  # None: no routing biases are updated
-    max_sequence: int  # tokens in the RoPE table
+    max_sequence: int | None  # tokens in the RoPE table; None: as many as a sequence has
     comm_backend: str  # of experts; empty: there are none
     attention: str = "flex"  # torchtitan's `attn_backend`
     overlaps_tensor: bool = False  # tensor-parallel collectives run in parts inside of their GEMMs
@@ -70,6 +70,7 @@ def read_model(spec: Node) -> ImportedModel:
     if any(field(layer, "moe") is None for layer in layers[num_dense:]):
         raise InputError("dense layers between layers with experts", got=f"{num_dense} of {len(layers)}")
     moe = field(last, "moe")
+    rope = field(field(first, "attention"), "rope") or field(tree, "rope")  # of the model before 0.3.0
     model = Model(
         name=f"{name}-{field(spec, 'flavor')}".lower(),
         family="Qwen3MoeForCausalLM" if name == "qwen3" and moe else ARCHITECTURES[name],
@@ -83,7 +84,7 @@ def read_model(spec: Node) -> ImportedModel:
         tied_embeddings=bool(field(tree, "enable_weight_tying")),
         num_mtp_layers=len(field(tree, "mtp_layers") or ()),
         norm_epsilon=field(field(tree, "norm"), "eps"),
-        rope=_rope(field(first, "attention")),
+        rope=_rope(field(first, "attention"), rope),
     )
     linears = [(path, node) for path, node in _nodes(layers) if "in_features" in node["fields"]]
     recipe, notes = _recipe(linears)
@@ -92,7 +93,7 @@ def read_model(spec: Node) -> ImportedModel:
         lora=_lora(_nodes(tree)),
         recipe=recipe,
         balance_rate=field(moe, "load_balance_coeff") if moe else None,
-        max_sequence=field(field(field(first, "attention"), "rope"), "max_seq_len"),
+        max_sequence=field(rope, "max_seq_len"),
         comm_backend=_comm_backend(moe) if moe else "",
         attention=_attention_backend(layers),
         overlaps_tensor=any(node["is"] in OVERLAPPED for _, node in _nodes(layers)),
@@ -100,9 +101,19 @@ def read_model(spec: Node) -> ImportedModel:
     )
 
 
-def field(node: Node, name: str) -> Any:
+def field(node: Node | None, name: str) -> Any:
     """Return a field of a node; None if its class has no such field."""
+    if node is None:
+        raise another_version(f"model_spec: {name} in its place")
     return node["fields"].get(name)
+
+
+def another_version(key: str) -> InputError:
+    """Return the error for a configuration without a key that all of 0.3.0 have."""
+    return InputError(
+        "the classes of the configuration are not of torchtitan 0.3.0, which is read", got=f"no {key}",
+        hint="write the configuration for 0.3.0, or read the TOML file of a version up to 0.2",
+    )  # fmt: skip
 
 
 def _width(node: Node, name: str) -> int:
@@ -142,7 +153,8 @@ def _attention(layers: list[Node]) -> Attention:
 
 def _experts(moe: Node, *, num_dense: int) -> Experts:
     router, shared = field(moe, "router"), field(moe, "shared_experts")
-    width = field(field(field(moe, "routed_experts"), "inner_experts"), "hidden_dim")
+    routed = field(moe, "routed_experts")
+    width = field(field(routed, "inner_experts") if routed else field(moe, "experts"), "hidden_dim")
     of_shared = _width(shared, "w1") if shared else 0
     whole = of_shared % width == 0
     return Experts(
@@ -162,7 +174,7 @@ def _experts(moe: Node, *, num_dense: int) -> Experts:
 
 
 def _comm_backend(moe: Node) -> str:
-    kind: str = field(field(moe, "routed_experts"), "token_dispatcher")["is"]
+    kind: str = field(field(moe, "routed_experts") or field(moe, "experts"), "token_dispatcher")["is"]
     return BACKENDS.get(kind, kind)
 
 
@@ -179,8 +191,7 @@ def _attention_kernel(node: Node) -> str:
     return "varlen" if kind == "VarlenAttention" else kind
 
 
-def _rope(attention: Node) -> Rope:
-    tree = field(attention, "rope")
+def _rope(attention: Node, tree: Node) -> Rope:
     rope = Rope(theta=float(field(tree, "theta")))
     for scaling, (kind, fields) in SCALINGS.items():
         if field(tree, "scaling") == kind:
@@ -217,9 +228,7 @@ def _recipe(linears: list[tuple[str, Node]]) -> tuple[str | None, list[str]]:
     settings = [config for _, node in linears if (config := field(node, "_torchao_config"))]
     if settings and field(settings[0], "emulate"):
         notes.append("model_spec: fp8 is emulated, which is not carried over")
-    elif (
-        settings and field(field(settings[0], "cast_config_grad_output_for_grad_weight"), "scaling_type") == "DISABLED"
-    ):
+    elif settings and field(settings[0], "from_recipe_name") == ["rowwise_with_gw_hp"]:
         notes.append("model_spec: gradients of weights are multiplied in 16 bits, which is not carried over")
     return found[0], notes
 

@@ -1,4 +1,4 @@
-"""Evaluated configurations of torchtitan 0.3.0 (`evaluate`) as run files. Imports no torch.
+"""Trees of torchtitan's configurations (`config_text.tree`) as run files. Imports no torch.
 
 Every setting that is not at torchtitan's default is carried over, ignored because it does not concern training, or
 named in a note. Notes also name settings that contradict each other.
@@ -19,7 +19,7 @@ from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan import lower
 from meshwright.engines.torchtitan.config_module.models import DISPATCHERS
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
-from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, read_model
+from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, another_version, read_model
 from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.features import AttentionKernel, Dispatcher, runs_on
@@ -39,14 +39,31 @@ VARLEN = {"Ampere": AttentionKernel.FA2, "Ada": AttentionKernel.FA2, "Hopper": A
 """Kernels of the backend `varlen` by the architecture; FlashAttention 4 of Blackwell is none of ours."""
 
 
+RENAMED = {
+    "parallelism.enable_async_tensor_parallel": "compile.enable_async_tensor_parallel",
+    "training.max_context_length": "training.seq_len",
+    "training.num_tokens_per_microbatch_per_dp_rank": "training.local_batch_size",
+    "training.num_tokens_per_train_step": "training.global_batch_size",
+}
+"""Keys before and after 0.3.0; sizes of the last two are in tokens."""
+
+
+class _Values(dict[str, Any]):
+    """Values by `section.key`."""
+
+    def __missing__(self, key: str) -> Any:
+        raise another_version(key)
+
+
 class TrainerSettings:
     """A `Trainer.Config` as `section.key` -> value; settings that nothing reads become notes."""
 
     def __init__(self, tree: Node) -> None:
-        self.values: dict[str, Any] = {}
+        self.values: dict[str, Any] = _Values()
         self.given: set[str] = set()
         self._unestimated: list[str] = []
         self._add(tree, "")
+        self._rename()
 
     def _add(self, tree: Node, above: str) -> None:
         for name, value in tree["fields"].items():
@@ -58,6 +75,21 @@ class TrainerSettings:
             self.values[path] = value
             if name in tree["given"]:
                 self.given.add(path)
+
+    def _rename(self) -> None:
+        """Give keys of other versions the names and units of 0.3.0."""
+        in_tokens = "training.max_context_length" in self.values
+        for old, new in RENAMED.items():
+            if old in self.values:
+                self.values[new] = self.values.pop(old)
+                if old in self.given:
+                    self.given = self.given - {old} | {new}
+        for name in ("local", "global"):  # in tokens after 0.3.0
+            tokens, length = self.values.get(f"training.{name}_batch_size", 0), self.values["training.seq_len"]
+            if in_tokens and tokens > 0:
+                if tokens % length:
+                    raise InputError(f"the {name} batch is no multiple of sequences of {length} tokens", got=tokens)
+                self.values[f"training.{name}_batch_size"] = tokens // length
 
     def take(self, path: str) -> Any:
         """Return the value at `path`; None if the configuration's class has no such field."""
@@ -217,6 +249,9 @@ def parallel_section(settings: TrainerSettings, *, num_layers: int) -> dict[str,
 def _recompute(settings: TrainerSettings) -> Any:
     settings.take("activation_checkpoint")  # None: nothing is recomputed
     kind = settings.take("activation_checkpoint.is")
+    if kind == "ActivationCheckpointConfig":  # before 0.3.0
+        mode = settings.take("activation_checkpoint.mode")
+        kind = {"none": None, "full": "FullAC", "selective": "SelectiveAC"}.get(mode, mode)
     if kind is None:
         return "none"
     if kind not in RECOMPUTE:
@@ -260,7 +295,8 @@ def batch_section(
 
 def _optimizer(settings: TrainerSettings, notes: list[str], *, adapts: bool) -> dict[str, Any]:
     """Return AdamW of the group of all parameters; notes name other groups, except vectors without weight decay."""
-    groups = [group["fields"] for group in settings.take("optimizer.param_groups")]
+    settings.take("optimizer.param_groups")
+    groups = [group["fields"] for group in settings.values["optimizer.param_groups"]]
     others, last = groups[:-1], groups[-1]
     kwargs = last["optimizer_kwargs"]
     if last["optimizer_name"] != "AdamW":

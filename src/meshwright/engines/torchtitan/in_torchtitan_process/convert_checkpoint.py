@@ -7,6 +7,7 @@ with the configuration module and the run file in FOLDER. Uses one process; the 
 
 from __future__ import annotations
 
+import runpy
 import sys
 import warnings
 from functools import partial
@@ -18,7 +19,6 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.state_dict_loader import load as read_state
 
 from meshwright import runfile
-from meshwright.engines.torchtitan.config_trees.evaluate import load_module
 from meshwright.engines.torchtitan.lower import FUNCTION, MODULE, RUN_FILE
 from meshwright.training.checkpoints.metadata import CheckpointReader
 from meshwright.training.conversion import FORMATS
@@ -32,7 +32,7 @@ NOT_WEIGHTS = ("optimizer.", "lr_scheduler.", "dataloader.", "train_state.")
 def main(folder: Path, checkpoint: Path, out: Path, dtype: torch.dtype) -> None:
     """Convert `checkpoint` and write the result to `out`."""
     model = runfile.load(folder / RUN_FILE).model
-    spec = getattr(load_module(str(folder / MODULE)), FUNCTION)().model_spec
+    spec = runpy.run_path(str(folder / MODULE))[FUNCTION]().model_spec
     adapter = spec.state_dict_adapter(spec.model, None)
     tensors: dict[str, Tensor] = adapter.to_hf(read_weights(checkpoint))
     entries = [

@@ -1,13 +1,8 @@
-"""Evaluate configurations of torchtitan, which are programs, and print them as JSON.
+"""Run configurations of torchtitan, and print their trees: the reference of what the package reads as text.
 
-    python -m meshwright.engines.torchtitan.config_trees.evaluate llama3:llama3_8b titan/meshwright_run.py:train
+    python -m tests.engines.torchtitan.executed llama3:llama3_8b titan/meshwright_run.py:train
 
-prints one object: name of a configuration -> its tree, or the error. `importing` reads it. A node is
-
-    {"is": "Linear", "fields": {name: value, ...}, "given": [names of the fields that are not at their defaults]}
-
-with the class that the configuration builds. A function is {"function": name} with its bound arguments. The line of an
-exported module that states the software of its run is under "software".
+prints one object: name of a configuration -> its tree as `config_text.tree` describes it, or the error.
 """
 
 from __future__ import annotations

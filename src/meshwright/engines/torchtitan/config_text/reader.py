@@ -1,0 +1,292 @@
+"""Modules and statements of a program, read with the values that its text states. Nothing of the program runs.
+
+A part of the program with an unknown value gives an `Outside`. The reader stops where it would have to know one:
+`NotReadError` says where. Errors of the program are those of Python.
+"""
+
+from __future__ import annotations
+
+import ast
+from typing import Any
+
+from meshwright.engines.torchtitan.config_text import natives
+from meshwright.engines.torchtitan.config_text.calls import said
+from meshwright.engines.torchtitan.config_text.expressions import Expressions
+from meshwright.engines.torchtitan.config_text.modules import ProjectModules
+from meshwright.engines.torchtitan.config_text.values import (
+    Class,
+    Field,
+    Function,
+    Instance,
+    Lazy,
+    ModuleName,
+    NameScope,
+    NotReadError,
+    Outside,
+    Wrapped,
+)
+
+RETURN, BREAK, CONTINUE = "return", "break", "continue"
+Signal = tuple[str, Any] | None
+
+
+class Reader(Expressions):
+    """Reads the modules of one configuration."""
+
+    def __init__(self, modules: ProjectModules) -> None:
+        super().__init__()
+        self._modules = modules
+        self._loaded: dict[str, NameScope] = {}
+
+    def module(self, name: str) -> NameScope | None:
+        """Return the names of a module; None: its text is not at hand."""
+        if name not in self._loaded and (found := self._modules.find(name)):
+            scope = NameScope(
+                names={"__name__": name, "__file__": found.file}, parent=None, file=found.file,
+                module=name if found.is_package else name.rpartition(".")[0],
+                outside_star=name if found.is_part else "",
+            )  # fmt: skip
+            self._loaded[name] = scope
+            self.spend(len(found.text) // 10)
+            before = self.place
+            for statement in _parsed(found.text, found.file).body:
+                self._of_module(statement, scope)
+            self.place = before
+        return self._loaded.get(name)
+
+    def _of_module(self, statement: ast.stmt, scope: NameScope) -> None:
+        """Read a statement of a module; names that it binds and that cannot be read are unknown."""
+        try:
+            self._statement(statement, scope)
+        except Exception as error:  # a program may raise any exception
+            is_definition = isinstance(statement, ast.FunctionDef | ast.ClassDef)
+            bound = [
+                one.id for one in ast.walk(statement) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)
+            ]
+            for name in [statement.name] if is_definition else bound:
+                scope.names[name] = Outside(f"{name} ({said(error)})", is_call=True)
+
+    def found(self, module: str, name: str) -> Any:
+        """Return a name of a module, which may be a module below it."""
+        scope = self.module(module)
+        if scope is not None and name in scope.names:
+            return self.resolved(scope.names, name)
+        whole = f"{module}.{name}"
+        if self._modules.find(whole):
+            return ModuleName(whole)
+        if whole in self.of_packages:
+            return self.of_packages[whole]
+        if scope is None or scope.outside_star:
+            return Outside(whole)
+        raise ImportError(f"cannot import name {name!r} from {module!r}")
+
+    # ---- statements
+
+    def body(self, statements: list[ast.stmt], scope: NameScope) -> Signal:
+        """Read statements one after the other; return what leaves them early."""
+        for statement in statements:
+            if signal := self._statement(statement, scope):
+                return signal
+        return None
+
+    def _statement(self, node: ast.stmt, scope: NameScope) -> Signal:
+        self.spend()
+        self.place = f"{scope.file}:{node.lineno}"
+        method = getattr(self, f"_read_{type(node).__name__.lower()}", None)
+        if method is None:
+            raise NotReadError(f"{self.place}: a statement that is not read", got=type(node).__name__.lower())
+        signal: Signal = method(node, scope)
+        return signal
+
+    def _read_pass(self, node: ast.Pass, scope: NameScope) -> None: ...
+
+    def _read_global(self, node: ast.Global, scope: NameScope) -> None:
+        scope.globals_ |= {*node.names}
+
+    def _read_expr(self, node: ast.Expr, scope: NameScope) -> None:
+        if isinstance(node.value, ast.Yield | ast.YieldFrom):
+            made = self.value(node.value.value, scope)
+            scope.names["<yielded>"].extend([made] if isinstance(node.value, ast.Yield) else made)
+            return
+        value = self.value(node.value, scope)
+        if (
+            isinstance(value, Outside)
+            and value.is_call
+            and not natives.WITHOUT_EFFECT.search(value.name)
+            and any(isinstance(one, Instance | list | dict) for one in (*value.positional, *value.named.values()))
+        ):
+            raise NotReadError(
+                f"{self.place}: a call that may change the configuration, whose text is not at hand", got=value.name
+            )
+
+    def _read_assign(self, node: ast.Assign, scope: NameScope) -> None:
+        value = self.value(node.value, scope)
+        for target in node.targets:
+            self.assign(target, value, scope)
+
+    def _read_annassign(self, node: ast.AnnAssign, scope: NameScope) -> None:
+        if scope.is_class and isinstance(node.target, ast.Name):
+            scope.names.setdefault("<annotated>", {})[node.target.id] = ast.unparse(node.annotation)
+        if node.value is not None:
+            self.assign(node.target, self.value(node.value, scope), scope)
+
+    def _read_augassign(self, node: ast.AugAssign, scope: NameScope) -> None:
+        target = ast.copy_location(ast.parse(ast.unparse(node.target), mode="eval").body, node.target)
+        value = self.operated(type(node.op), self.value(target, scope), self.value(node.value, scope), node)
+        self.assign(node.target, value, scope)
+
+    def _read_return(self, node: ast.Return, scope: NameScope) -> Signal:
+        return RETURN, self.value(node.value, scope)
+
+    def _read_break(self, node: ast.Break, scope: NameScope) -> Signal:
+        return BREAK, None
+
+    def _read_continue(self, node: ast.Continue, scope: NameScope) -> Signal:
+        return CONTINUE, None
+
+    def _read_if(self, node: ast.If, scope: NameScope) -> Signal:
+        return self.body(node.body if self.test(node.test, scope) else node.orelse, scope)
+
+    def _read_for(self, node: ast.For, scope: NameScope) -> Signal:
+        for item in self.iterated(self.value(node.iter, scope)):
+            self.assign(node.target, item, scope)
+            if signal := self.body(node.body, scope):
+                if signal[0] == RETURN:
+                    return signal
+                if signal[0] == BREAK:
+                    return None
+        return self.body(node.orelse, scope)
+
+    def _read_while(self, node: ast.While, scope: NameScope) -> Signal:
+        while self.test(node.test, scope):
+            if signal := self.body(node.body, scope):
+                if signal[0] == RETURN:
+                    return signal
+                if signal[0] == BREAK:
+                    return None
+        return self.body(node.orelse, scope)
+
+    def _read_with(self, node: ast.With, scope: NameScope) -> Signal:
+        for item in node.items:
+            if item.optional_vars is not None:
+                self.assign(item.optional_vars, Outside(ast.unparse(item.context_expr), is_call=True), scope)
+        return self.body(node.body, scope)
+
+    def _read_assert(self, node: ast.Assert, scope: NameScope) -> None:
+        if not self.test(node.test, scope):
+            raise AssertionError(str(self.value(node.msg, scope)) if node.msg else ast.unparse(node.test))
+
+    def _read_raise(self, node: ast.Raise, scope: NameScope) -> None:
+        error = self.value(node.exc, scope)
+        if isinstance(error, Exception) or (isinstance(error, type) and issubclass(error, Exception)):
+            raise error
+        raise NotReadError(f"{self.place}: an exception of another package", got=ast.unparse(node))
+
+    def _read_try(self, node: ast.Try, scope: NameScope) -> Signal:
+        try:
+            signal = self.body(node.body, scope)
+        except NotReadError:
+            raise
+        except Exception as error:
+            for handler in node.handlers:
+                kinds = self.value(handler.type, scope) if handler.type else Exception
+                kinds = tuple(k for k in (kinds if isinstance(kinds, tuple) else (kinds,)) if isinstance(k, type))
+                if isinstance(error, kinds):
+                    if handler.name:
+                        scope.names[handler.name] = error
+                    return self.body([*handler.body, *node.finalbody], scope)
+            raise
+        return signal or self.body([*node.orelse, *node.finalbody], scope)
+
+    def _read_import(self, node: ast.Import, scope: NameScope) -> None:
+        for alias in node.names:
+            name = alias.name if alias.asname else alias.name.partition(".")[0]
+            scope.names[alias.asname or name] = ModuleName(name) if self._modules.find(name) else Outside(name)
+
+    def _read_importfrom(self, node: ast.ImportFrom, scope: NameScope) -> None:
+        package = scope.of_module.module
+        above = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+        module = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            if alias.name != "*":
+                scope.names[alias.asname or alias.name] = Lazy(module, alias.name)
+            elif other := self.module(module):
+                public = other.names.get("__all__") or [name for name in other.names if not name.startswith("_")]
+                scope.names |= {name: Lazy(module, name) for name in public}
+            else:
+                scope.of_module.outside_star = module
+
+    def _read_functiondef(self, node: ast.FunctionDef, scope: NameScope) -> None:
+        function: Any = self.function(node, node.name, scope)
+        for decorator in reversed(node.decorator_list):
+            name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+            if name in ("property", "staticmethod", "classmethod", "cached_property", "functools.cached_property"):
+                function = Wrapped(name.rpartition(".")[2].removeprefix("cached_"), function)
+            elif name.endswith(".setter"):
+                function = scope.names[node.name]
+            elif name.rpartition(".")[2] not in natives.KEPT:
+                function = self._called_or_unknown(decorator, function, scope)
+        scope.names[node.name] = function
+
+    def _read_asyncfunctiondef(self, node: ast.AsyncFunctionDef, scope: NameScope) -> None:
+        scope.names[node.name] = Outside(f"async {node.name}", is_call=True)
+
+    def _called_or_unknown(self, decorator: ast.expr, function: Any, scope: NameScope) -> Any:
+        try:
+            return self.call(self.value(decorator, scope), (function,), {})
+        except NotReadError as error:
+            return Outside(f"{ast.unparse(decorator)} ({error.message})")
+
+    def _read_classdef(self, node: ast.ClassDef, scope: NameScope) -> None:
+        qualname = scope.names.get("<qualname>", "") + node.name
+        inside = NameScope(names={"<qualname>": f"{qualname}."}, parent=scope, file=scope.file, module=scope.module,
+                       is_class=True)  # fmt: skip
+        bases = tuple(self.value(base, scope) for base in node.bases)
+        bases = tuple(Outside(one.__name__) if isinstance(one, type) else one for one in bases if one is not object)
+        self.body(node.body, inside)
+        annotated = inside.names.pop("<annotated>", {})
+        inside.names.pop("<qualname>")
+        cls = Class(node.name, qualname, bases, inside.names)
+        above = next((one for one in cls.mro[1:] if isinstance(one, Class) and one.is_dataclass), None)
+        cls.fields, cls.is_dataclass = (dict(above.fields), True) if above else ({}, False)
+        for value in cls.names.values():
+            function = value.function if isinstance(value, Wrapped) else value
+            if isinstance(function, Function) and function.owner is None:
+                function.owner = cls
+        if cls.is_enum:
+            for name, value in cls.names.items():
+                if not name.startswith("_") and not isinstance(value, Function | Wrapped):
+                    cls.names[name] = Instance(cls, {"name": name, "value": value})
+        marks = [ast.unparse(one) for one in node.decorator_list]
+        if any(mark.partition("(")[0].rpartition(".")[2] == "dataclass" for mark in marks):
+            cls.fields, cls.is_dataclass = _fields(cls, annotated), True
+        config = cls.names.get("Config")
+        if isinstance(config, Class) and any(isinstance(one, Class) and one.name == "Configurable" for one in cls.mro):
+            config.names["_owner"] = cls
+        scope.names[node.name] = cls
+
+
+def _fields(cls: Class, annotated: dict[str, str]) -> dict[str, Field]:
+    """Return the fields of a dataclass: those of the classes above, and its own."""
+    above = [one for one in reversed(cls.mro[1:]) if isinstance(one, Class)]
+    fields = {name: field for one in above for name, field in one.fields.items()}
+    for name, kind in annotated.items():
+        if kind.lstrip("'\"").startswith(("ClassVar", "typing.ClassVar", "KW_ONLY")):
+            continue
+        given = cls.names.pop(name, None) if isinstance(cls.names.get(name), Field) else None
+        if given is None:
+            given = Field(default=cls.names.get(name), has_default=name in cls.names)
+        given.name = name
+        fields[name] = given
+    return fields
+
+
+def _parsed(text: str, file: str) -> ast.Module:
+    """Return the syntax of a text. Raises NotReadError for text that is no Python."""
+    try:
+        return ast.parse(text)
+    except SyntaxError as error:
+        raise NotReadError(f"{file}:{error.lineno or 1}: not Python: {error.msg}") from None
+    except (RecursionError, MemoryError, ValueError) as error:
+        reason = "it is nested too deeply" if not isinstance(error, ValueError) else str(error)
+        raise NotReadError(f"{file}: not Python: {reason}") from None

@@ -1,0 +1,169 @@
+"""Configurations of torchtitan are read as text: what they state is found, and nothing of them runs."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from meshwright.engines.torchtitan.config_text.modules import ProjectModules
+from meshwright.engines.torchtitan.config_text.tree import read_tree
+from meshwright.errors import InputError
+
+HEAD = """
+from dataclasses import dataclass, field, replace
+import os
+from functools import partial
+
+@dataclass
+class Training:
+    steps: int = 10
+    lengths: list = field(default_factory=lambda: [1, 2])
+    name: str = "x"
+
+"""
+
+
+@pytest.fixture
+def read(tmp_path):
+    """`read(body)`: the tree of `train()`, whose body this is."""
+
+    def tree(body: str, *, head: str = HEAD) -> dict:
+        indented = "\n".join(f"    {line}" for line in dedent(body).strip().splitlines())
+        (tmp_path / "mine.py").write_text(f"{head}\ndef train():\n{indented}\n")
+        return read_tree(str(tmp_path / "mine.py"), "train")
+
+    return tree
+
+
+@pytest.mark.parametrize(
+    ("body", "fields"),
+    [
+        ("return Training(steps=2 * 5 + 2**3)", {"steps": 18}),
+        ("made = Training()\nmade.steps = 7\nreturn made", {"steps": 7}),
+        ("return replace(Training(name='a'), steps=3)", {"steps": 3, "name": "a"}),
+        ("return Training(lengths=[i * i for i in range(4) if i % 2])", {"lengths": [1, 9]}),
+        ("sizes = {'small': 3}\nreturn Training(**{'steps': sizes['small']})", {"steps": 3}),
+        ("def inner(n, *, k=2):\n    return n * k\nreturn Training(steps=inner(4))", {"steps": 8}),
+        ("return Training(steps=partial(max, 4)(9))", {"steps": 9}),
+        ("made = Training()\nmade.lengths += [3]\nreturn made", {"lengths": [1, 2, 3]}),
+        ("def some():\n    yield 1\n    yield from (5,)\nreturn Training(lengths=[*some()])", {"lengths": [1, 5]}),
+        ("try:\n    {}['a']\nexcept KeyError:\n    return Training(name='none')", {"name": "none"}),
+        ("name = 'b'\nreturn Training(name=f'{name}-{3:02d}')", {"name": "b-03"}),
+        ("if isinstance(Training(), Training) and not os.name:\n    pass\nreturn Training()", None),
+        ("n = 0\nwhile n < 5:\n    n += 2\nelse:\n    n += 1\nreturn Training(steps=n)", {"steps": 7}),
+    ],
+)  # fmt: skip
+def test_what_the_text_states_is_read_as_python_reads_it(read, body, fields):
+    if fields is None:  # an unknown condition
+        body, fields = body.replace("and not os.name", ""), {}
+    tree = read(body)
+    assert tree["is"] == "Training"
+    assert tree["fields"] == {"steps": 10, "lengths": [1, 2], "name": "x"} | fields
+    assert set(tree["given"]) == set(fields)
+    names: dict = {}
+    exec(f"{HEAD}\ndef train():\n" + "\n".join(f"    {line}" for line in body.splitlines()), names)  # the reference
+    assert vars(names["train"]()) == tree["fields"]
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (
+            "return Training(steps=int(os.environ['STEPS']), name=os.getenv('N'))",
+            ["steps = int(os.environ", "name = os.getenv"],
+        ),
+        ("if os.environ.get('BIG'):\n    return Training(steps=9)", ["depends on a value that its text"]),
+        ("import other\nother.patch(made := Training())\nreturn made", ["a call that may change the configuration"]),
+        ("for one in os.listdir('.'):\n    pass\nreturn Training()", ["a loop over a value", "os.listdir"]),
+        ("return Training(stops=1)", ["has no argument 'stops'", "cannot build"]),
+        ("raise ValueError('not here')", ["ValueError: not here"]),
+        ("return open('/etc/passwd').read()", ["open"]),
+        ("match 3:\n    case 3:\n        return Training()", ["a statement that is not read: got 'match'"]),
+    ],
+)  # fmt: skip
+def test_what_the_text_does_not_state_is_named(read, body, words):
+    with pytest.raises(InputError) as caught:
+        read(body)
+    assert all(word in str(caught.value) for word in words), str(caught.value)
+
+
+HOSTILE = {
+    "a process": "import os\nos.system('touch ran')\nos.mkdir('ran')\nraise SystemExit(9)",
+    "a built-in": "open('ran', 'w').write('x')\n__import__('os').mkdir('ran')\nexec('x = 1')\neval('1')",
+    "classes": "().__class__.__base__.__subclasses__()[0]('ran')",
+    "a frame": "(lambda: 0).__globals__['os'].mkdir('ran')",
+    "format": "'{0.__class__}'.format(3)\nstr.format('{0.__class__}', 3)",
+    "a path": "from pathlib import Path\nPath('ran').write_text('x')\nPath('ran').mkdir()",
+    "a method of a type": "type('x', (), {})\nint.__subclasses__()\nstr.mro()",
+    "big numbers": "n = 9 ** 9 ** 9 ** 9\nm = 1 << 10 ** 12",
+    "big text": "s = 'x' * 10 ** 12\nt = f'{3:999999999d}'",
+    "doubled text": "s = 'ab'\nwhile True:\n    s = s + s",
+    "replaced text": "s = 'a' * 10 ** 6\nfor i in range(9):\n    s = s.replace('a', s)",
+    "joined text": "s = 'a' * 10 ** 6\nt = s.join([s] * 10 ** 6)",
+    "a big list": "a = [0] * 10 ** 12\nb = list(range(10 ** 15))",
+    "an endless loop": "while True:\n    pass",
+    "endless recursion": "def f():\n    return f()\nf()",
+    "a deep graph": "a = [1]\nfor i in range(100):\n    a = [a, a]\nb = a == a\nc = str(a)\nd = [a]",
+    "a circle": "a = []\na.append(a)\nreturn a",
+    "a compared circle": "a = []\na.append(a)\nb = a == a",
+    "sorted graphs": "a = [1]\nfor i in range(100):\n    a = [a, a]\nreturn sorted([a, a])",
+    "a returned graph": "a = [1]\nfor i in range(100):\n    a = [a, a]\nreturn a",
+    "hashed tuples": "a = (1,)\nfor i in range(100):\n    a = (a, a)\nreturn {a: 1}",
+    "an endless iterator": "return list(iter(int, 1))",
+    "products": "import math\nreturn math.prod([10 ** 300] * 10 ** 6)",
+    "joined names": "import other\nn = other.f()\nwhile True:\n    n = f'{n}{n}'",
+    "many digits": "return int('9' * 10 ** 6)",
+    "a growing name": "import other\nn = other\nwhile True:\n    n = n.x",
+    "a growing item": "import other\nn = other\nwhile True:\n    n = n[0]",
+    "many ranges": "while True:\n    n = max(range(2_000_000))",
+    "many texts": "s = 'x' * 10 ** 6\nwhile True:\n    n = s == s + 'y'",
+    "a long sum": "return sum([[0] * 1000] * 10 ** 6, [])",
+}
+
+
+@pytest.mark.parametrize("body", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_programs_run_nothing_and_end(read, tmp_path, monkeypatch, body):
+    monkeypatch.chdir(tmp_path)
+    start = time.process_time()
+    with pytest.raises(InputError):
+        read(f"{body}\nraise ValueError")
+    assert time.process_time() - start < 30
+    assert {path.name for path in tmp_path.iterdir()} == {"mine.py"}
+
+
+@pytest.mark.parametrize("text", ["(" * 300, "-" * 50_000 + "1", "x = '\0'", "def train(:", "\ud800"])
+def test_what_is_no_python_is_refused(tmp_path, text):
+    (tmp_path / "mine.py").write_text(text, errors="surrogatepass")
+    with pytest.raises(InputError):
+        read_tree(str(tmp_path / "mine.py"), "train")
+
+
+def test_modules_of_the_project_are_read_and_those_outside_of_it_are_not(tmp_path):
+    package = tmp_path / "project" / "pkg"
+    package.mkdir(parents=True)
+    (tmp_path / "secret.py").write_text("STEPS = 5\n")
+    (package / "__init__.py").write_text("from .sizes import *\n")
+    (package / "sizes.py").write_text(f"{HEAD}\nSTEPS = 3\n")
+    (package / "linked.py").symlink_to(tmp_path / "secret.py")
+    (package / "runs.py").write_text(
+        "from . import Training, STEPS\nfrom .linked import STEPS as OTHER\n"
+        "def train():\n    return Training(steps=STEPS)\n"
+        "def linked():\n    return Training(steps=OTHER + 1)\n"
+    )
+    assert read_tree(str(package / "runs.py"), "train")["fields"]["steps"] == 3
+    with pytest.raises(InputError, match=r"does not state 1 of its values.*steps = OTHER \+ 1"):
+        read_tree(str(package / "runs.py"), "linked")
+    assert ProjectModules(tmp_path / "project").find("pkg.linked") is None
+    assert ProjectModules(tmp_path / "project").find("...secret") is None
+
+
+def test_a_changed_module_is_read_again(tmp_path):
+    for steps in (3, 4):
+        path = Path(tmp_path / "mine.py")
+        path.write_text(f"{HEAD}\n\ndef train():\n    return Training(steps={steps})\n")
+        os.utime(path, ns=(steps, steps))
+        assert read_tree(str(path), "train")["fields"]["steps"] == steps
