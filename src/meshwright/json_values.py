@@ -5,6 +5,9 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
+import select
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -23,6 +26,10 @@ def picked(value: Any, *names: str) -> dict[str, Any]:
 
 MOST_BYTES, MOST_DIGITS = 2**30, 300
 """Of a file that others wrote, and of an integer in it: a double has a value for it."""
+
+
+PIPE_WAIT_S = 10.0
+"""Longest wait for the next bytes of a pipe."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -50,11 +57,35 @@ def load_text(path: Path) -> str:
 
 
 def load_bytes(path: Path) -> bytes:
-    """Return the content of a file that others wrote. Raises OSError; ValueError above `MOST_BYTES`."""
-    with path.open("rb") as stream:
-        data = stream.read(MOST_BYTES + 1)
+    """Return the content of a file that others wrote. Raises OSError; ValueError as `first_bytes`, and for its size."""
+    data = first_bytes(path, MOST_BYTES + 1)
     if len(data) > MOST_BYTES:
         raise ValueError(f"it has more than {MOST_BYTES // 2**20} MiB")
+    return data
+
+
+def first_bytes(path: Path, most: int) -> bytes:
+    """Return at most `most` bytes of a file or pipe.
+
+    Raises OSError; ValueError for a device, and for a pipe to which nothing is written for `PIPE_WAIT_S`.
+    """
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as stream:
+        mode = os.fstat(stream.fileno()).st_mode
+        if stat.S_ISFIFO(mode):
+            return _from_pipe(stream.fileno(), most)
+        if not stat.S_ISREG(mode):
+            raise ValueError("it is a device, and no file")
+        return stream.read(most)
+
+
+def _from_pipe(pipe: int, most: int) -> bytes:
+    data = b""
+    while len(data) < most:
+        if not select.select([pipe], [], [], PIPE_WAIT_S)[0]:
+            raise ValueError(f"it is a pipe to which nothing was written for {PIPE_WAIT_S:g} s")
+        if not (part := os.read(pipe, min(1 << 20, most - len(data)))):
+            break
+        data += part
     return data
 
 

@@ -80,6 +80,7 @@ def import_configuration(
 
     Raises InputError for what cannot be read or has no place in a run file, or where it cannot be written.
     """
+    _require_file(source)
     name = engine or _engine_of(source)
     reader = find_engine(name)
     if not hasattr(reader, "import_run"):
@@ -114,6 +115,16 @@ def _read(reader: ImportingEngine, source: str, *, cluster: StatedCluster, ignor
             hint="leave the setting out of a copy of the configuration",
         )  # fmt: skip
     return reader.import_run(source, cluster=cluster, ignore=ignore)
+
+
+def _require_file(source: str) -> None:
+    """Raise InputError if a pipe or device is among the files of `source`, which are read several times."""
+    with suppress(ValueError):  # open quotes, which the reader reports
+        for name in shlex.split(source):
+            with suppress(OSError):
+                path = Path(name)
+                if path.exists() and not (path.is_file() or path.is_dir()):
+                    raise InputError("a pipe or device is no configuration", got=name, hint="write it to a file first")
 
 
 def _engine_of(source: str) -> str:

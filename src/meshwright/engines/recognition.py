@@ -17,6 +17,7 @@ from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
 from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale, is_nemo
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
 from meshwright.engines.trainers.files import trainer_of
+from meshwright.json_values import load_text
 
 LARGEST_BYTES = 1 << 20
 QUOTING = frozenset((".md", ".rst", ".ipynb", ".html", ".txt", ".log", ".csv", ".yaml.j2"))
@@ -58,8 +59,10 @@ def recognised(path: Path) -> Recognised | None:
             return _of_trainer(path)
         if path.suffix in QUOTING or path.stat().st_size > LARGEST_BYTES:
             return None
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        if not path.is_file():  # a pipe can be read once, and an import reads a file several times
+            return None
+        text = load_text(path)
+    except (OSError, ValueError):
         return None
     if path.suffix == ".py":
         functions = tuple(MODULE.findall(text)) if "torchtitan" in text and "Trainer" in text else ()

@@ -22,7 +22,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import RunFileError, nearest
-from meshwright.json_values import parse_json
+from meshwright.json_values import first_bytes, parse_json
 from meshwright.runfile.problems import KeyPath, RunFileProblem, SourceLocation, as_error, key_name
 from meshwright.units import MAX_DIGITS
 
@@ -64,8 +64,7 @@ def read_text(path: str | os.PathLike[str], *, kind: str = "run file") -> str:
     """The text of a file; every way in which it is not the text of a file of this kind is a `RunFileError`."""
     name = os.fspath(path)
     try:
-        with Path(name).open("rb") as stream:
-            data = stream.read(MAX_BYTES + 1)
+        data = first_bytes(Path(name), MAX_BYTES + 1)
     except FileNotFoundError:
         raise RunFileError("no such file", file=name, hint=_near_file(Path(name), kind)) from None
     except IsADirectoryError:
