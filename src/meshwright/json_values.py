@@ -1,4 +1,4 @@
-"""Values as JSON can hold them, and JSON of other programs, servers and people within limits."""
+"""Values as JSON can hold them, and JSON, YAML and files of other programs, servers and people within limits."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import math
 import os
 import select
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
+from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -44,6 +45,41 @@ def parse_json(text: str | bytes) -> Any:
         return _DECODER.decode(text if isinstance(text, str) else text.decode("utf-8"))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+MOST_DEPTH, MOST_VALUES = 100, 1_000_000
+"""Of YAML that others wrote: brackets in each other, and values with each alias as often as it stands."""
+
+
+def parse_yaml(text: str, *, load: Callable[[str], Any] | None = None) -> Any:
+    """Return the value of YAML that others wrote, or what `load` makes of it.
+
+    Raises ValueError for text that is nested too deeply or that aliases make too large; `YAMLError` for no YAML.
+
+    >>> parse_yaml("a: [1, null]")
+    {'a': [1, None]}
+    """
+    from ruamel.yaml import YAML  # only the commands that read YAML pay for it
+
+    depths = accumulate((char in "[{") - (char in "]}") for char in text if char in "[]{}")
+    if max(depths, default=0) > MOST_DEPTH:
+        raise ValueError("it is nested too deeply")
+    try:
+        value = (load or YAML(typ="safe").load)(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    waiting, count = [value], 0
+    while waiting:
+        one = waiting.pop()
+        count += 1
+        if count > MOST_VALUES:
+            raise ValueError(f"it has more than {MOST_VALUES:,} values")
+        one = getattr(one, "value", one)  # of a node
+        if isinstance(one, Mapping):
+            waiting += [*one.keys(), *one.values()]
+        elif isinstance(one, list | tuple):
+            waiting += one
+    return value
 
 
 def load_json(path: Path) -> Any:

@@ -56,7 +56,10 @@ def test_foreign_json_is_a_value_or_a_value_error(text):
 def test_an_endless_file_is_not_read_to_its_end(tmp_path, monkeypatch):
     monkeypatch.setattr(json_values, "MOST_BYTES", 2**20)
     (tmp_path / "endless").symlink_to("/dev/zero")
+    (tmp_path / "long").write_bytes(b" " * (2**20 + 1))
     with pytest.raises(ValueError, match="more than 1 MiB"):
+        load_json(tmp_path / "long")
+    with pytest.raises(ValueError, match="it is a device"):
         load_json(tmp_path / "endless")
     (tmp_path / "whole").write_text("[1]")
     assert load_json(tmp_path / "whole") == [1]

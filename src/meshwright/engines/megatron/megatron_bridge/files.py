@@ -18,6 +18,7 @@ from meshwright.engines import refusals
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
 from meshwright.engines.megatron.megatron_lm.options import split_source, yaml_node
 from meshwright.errors import InputError
+from meshwright.json_values import load_text, parse_yaml
 
 DISTILLATION = ("model.teacher", "model.kd_config")  # of DistillationProvider
 DERIVED = {
@@ -167,10 +168,10 @@ def _load(path: Path) -> dict[str, Any]:
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        content = YAML().load(path)
+        content = parse_yaml(load_text(path), load=YAML().load)
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a configuration of Megatron-Bridge", hint=RECIPE)
@@ -178,11 +179,11 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Any:
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAMLError
 
     try:
-        return YAML(typ="safe").load(text)
-    except (YAMLError, ValueError, RecursionError):
+        return parse_yaml(text)
+    except (YAMLError, ValueError):
         return text
 
 

@@ -27,6 +27,7 @@ from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.megatron.unestimated import has_a_class, is_harmless, may_be_unknown, unestimated
 from meshwright.errors import InputError
+from meshwright.json_values import load_text, parse_yaml
 from meshwright.units import parse_number
 
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
@@ -204,8 +205,8 @@ def yaml_node(source: str) -> Any:
     if path.suffix not in YAML_ENDINGS:
         return None
     try:
-        return YAML().compose(path)
-    except (OSError, YAMLError, ValueError, RecursionError):  # the reader of the file reports the error
+        return parse_yaml(load_text(path), load=YAML().compose)
+    except (OSError, YAMLError, ValueError):  # the reader of the file reports the error
         return None
 
 

@@ -22,7 +22,7 @@ from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.megatron.unestimated import is_harmless, may_be_unknown
 from meshwright.errors import InputError
-from meshwright.json_values import load_text
+from meshwright.json_values import load_text, parse_yaml
 
 PRETRAINING = "pretraining"  # the default of MODE in the files of Megatron-LM's tests
 SECTIONS = ("system", "model", "data")
@@ -140,8 +140,8 @@ def _node(text: str, path: Path) -> Any:
     from ruamel.yaml import YAML, YAMLError
 
     try:
-        return YAML().compose(text)
-    except (YAMLError, ValueError, RecursionError) as error:
+        return parse_yaml(text, load=YAML().compose)
+    except (YAMLError, ValueError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
 
 
@@ -205,6 +205,8 @@ def _words(name: str, value: Any, line: int, variables: Mapping[str, str]) -> It
     """Yield an option and its values; nothing for false and null."""
     kind, text = value.tag.rpartition(":")[2], value.value
     is_unknown = False
+    if kind != "seq" and not isinstance(text, str):  # a mapping, or a tag of somebody's
+        raise InputError(f"line {line}: {name} has no text, number or list of these", got=str(value.tag))
     if kind == "str":
         text = VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), text)
         is_unknown = VARIABLE.search(text) is not None

@@ -16,7 +16,7 @@ from typing import Any
 
 from meshwright.engines.megatron.megatron_lm.options import YAML_ENDINGS, split_source, yaml_node
 from meshwright.errors import InputError
-from meshwright.json_values import load_text
+from meshwright.json_values import load_text, parse_yaml
 
 ROOT = "PRIMUS_PATH"  # the variable of Primus's own scripts
 CONFIGS = "primus/configs"
@@ -168,11 +168,11 @@ def scalar(text: str) -> Any:
 
 
 def _yaml(path: Path) -> Any:
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAMLError
 
     try:
-        return YAML(typ="safe").load(load_text(path))
+        return parse_yaml(load_text(path))
     except OSError as error:
         raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, ValueError, RecursionError) as error:
+    except (YAMLError, ValueError) as error:
         raise InputError(f"{path} is not YAML: {error}") from None
