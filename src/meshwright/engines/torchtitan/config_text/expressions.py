@@ -163,7 +163,9 @@ class Expressions(Calls):
             return value
         if isinstance(node.op, ast.Not):
             return not self.is_true(value, node.operand)
-        return -value if isinstance(node.op, ast.USub) else ~value if isinstance(node.op, ast.Invert) else +value
+        if not isinstance(value, int | float):
+            return Outside(ast.unparse(node), is_call=True)
+        return -value if isinstance(node.op, ast.USub) else +value if isinstance(node.op, ast.UAdd) else ~int(value)
 
     def _of_boolop(self, node: ast.BoolOp, scope: NameScope) -> Any:
         stops_at = isinstance(node.op, ast.Or)

@@ -49,8 +49,8 @@ class ProjectModules:
             is_titan = name.partition(".")[0] == TORCHTITAN
             is_own = not is_titan or (self._root / TORCHTITAN / "__init__.py").is_file()
             root = self._root if is_own else self._installed
-            if name.partition(".")[0] == __package__.partition(".")[0]:  # of exports
-                root = Path(__file__).resolve().parents[len(__package__.split("."))]
+            if name.partition(".")[0] == __name__.partition(".")[0]:  # of exports
+                root = Path(__file__).resolve().parents[len(__name__.split(".")) - 1]
             self._found[name] = _read(root, name) if root else _of_release(name)
         return self._found[name]
 

@@ -48,14 +48,14 @@ METHODS = {kind: frozenset(names.split()) for kind, names in _METHODS.items()}
 
 PATH_PARTS = frozenset(("parent", "name", "stem", "suffix"))
 
-PATHS = {"pathlib.Path": Path} | {
+PATHS: dict[str, Any] = {"pathlib.Path": Path} | {
     f"os.path.{name}": getattr(os.path, name) for name in ("join", "dirname", "basename", "abspath")
 }
 """Operations on names of files, which look at no file."""
 
 BUILTINS = frozenset(one for one in (*FUNCTIONS.values(), *MATH.values(), *PATHS.values()) if callable(one))
 
-DEVICES: Mapping[str, Any] = {
+DEVICES: dict[str, Any] = {
     "torch.cuda.is_available": lambda: True,
     "torch.cuda.get_device_capability": lambda: (10, 0),
     "torch.version.hip": None,
