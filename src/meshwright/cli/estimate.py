@@ -109,11 +109,12 @@ def _keys_of_run(of_memory: Sequence[str]) -> dict[str, Any]:
             raise InputError(
                 f"{option.opts[0]} belongs to --memory", hint="add --memory, or change the run with --set KEY=VALUE"
             )
-        value = context.params[name]
-        if isinstance(value, tuple) and len(value) > 1:
-            got = ",".join(map(str, value))
+        given = context.params[name]
+        first, *more = given if isinstance(given, tuple) else (given,)
+        if more:
+            got = ",".join(map(str, given))
             raise InputError(option.opts[0], got=got, allowed="one value", hint="--memory takes several")
-        found[name] = value[0] if isinstance(value, tuple) else value
+        found[name] = first
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -155,8 +155,9 @@ COMPLETED = {
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     target, form = COMPLETED[param.name or ""]
-    names = load(target)
-    found = (form.format(name) for name in (names() if callable(names) else names))
+    listed: Any = load(target)
+    names: Iterable[str] = listed() if callable(listed) else listed  # pyright: ignore[reportAssignmentType]
+    found = (form.format(name) for name in names)
     before, comma, last = incomplete.rpartition(",") if isinstance(param.type, JoinedType) else ("", "", incomplete)
     return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
 
