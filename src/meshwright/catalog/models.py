@@ -81,13 +81,13 @@ def model_like(repository: str) -> str | None:
 
 
 def stored_as(repository: str) -> tuple[str, ...]:
-    """Return the words in the name of OWNER/NAME that tell a format of its weights; none: they are not known by name.
+    """Return the parts of the name OWNER/NAME that state a format of its weights.
 
     >>> stored_as("unsloth/Qwen2.5-14B-bnb-4bit"), stored_as("Qwen/Qwen3-32B-FP8"), stored_as("Qwen/Qwen3-32B")
     (('bnb', '4bit'), ('fp8',), ())
     """
-    words = (found[1] for found in _STORED.finditer(repository.lower().partition("/")[2]))
-    return tuple(word for word in words if word not in ("unsloth", "dynamic", "linearized", "mlx"))
+    marks = (found[1] for found in _STORED.finditer(repository.lower().partition("/")[2]))
+    return tuple(mark for mark in marks if mark not in ("unsloth", "dynamic", "linearized", "mlx"))
 
 
 @by_name

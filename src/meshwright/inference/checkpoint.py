@@ -23,11 +23,11 @@ def own_precision(name: str, model: Model) -> tuple[str, str | None]:
     >>> own_precision("llama3-8b", catalog.model("llama3-8b"))
     ('bf16', None)
     """
-    config, words = config_of(name), stored_as(name)
-    if config is None and not words:
+    config, stated = config_of(name), stored_as(name)
+    if config is None and not stated:
         found = _table().get(model.name)
     else:
-        quantised = words[0] if config is None else config.get("quantization_config")
+        quantised = stated[0] if config is None else config.get("quantization_config")
         if not quantised or quantised in ("bf16", "fp16", "f16"):
             return USUAL_PRECISION, None
         method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
