@@ -223,10 +223,12 @@ def software_facts() -> dict[str, str]:
         versions["cuda"] = torch.version.cuda
     if torch.version.hip:
         versions["hip"] = torch.version.hip
-    if torch.cuda.is_available():  # of the libraries that are loaded, which may be others than those of packages
+    # Of the libraries that are loaded, which may be others than those of packages:
+    if torch.distributed.is_available() and torch.distributed.is_nccl_available():
         nccl: Any = import_module("torch.cuda.nccl")
         versions["rccl" if torch.version.hip else "nccl"] = ".".join(map(str, nccl.version()))
-        versions["miopen" if torch.version.hip else "cudnn"] = str(torch.backends.cudnn.version())
+    if (cudnn := torch.backends.cudnn.version()) is not None:
+        versions["miopen" if torch.version.hip else "cudnn"] = str(cudnn)
     return versions
 
 

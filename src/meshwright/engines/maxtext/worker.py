@@ -35,6 +35,7 @@ from meshwright.engines.maxtext.results import (
 from meshwright.engines.maxtext.worker_inputs import adapters, batch_files
 from meshwright.errors import MeshwrightError
 from meshwright.json_values import load_json
+from meshwright.records.files import driver_version
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
@@ -214,6 +215,7 @@ class _StepLogWriter:
             if known:
                 software = {"meshwright": __version__} | known["software"]
                 device = {"accelerator": accelerator_with_driver_name(known["device"]["name"])} | known["device"]
+                device |= {"driver": driver_version(device["type"]), "power_limit_w": None, "highest_clock_mhz": None}
                 facts = {"device": device, "software": software}
                 (self.output / FACTS).write_text(json.dumps(facts), encoding="utf-8")
         usual = [entry["step_s"] for entry in entries if not entry.get("profiled")]
