@@ -19,9 +19,10 @@ import pytest
 
 if find_spec("megatron") is None:
     pytest.skip("megatron-core is not installed: pip install '.[megatron]'", allow_module_level=True)
-pytest.importorskip("torch")
+torch = pytest.importorskip("torch")
 
 import psutil
+from safetensors.torch import load_file
 from tests.toy_training import MODEL, REST, multiplication
 from tests.warm import Server, WarmProcess, measure_nothing
 from tests.warm_workers import WORKERS, workers_from
@@ -52,6 +53,8 @@ TOLERANCE = 1e-6  # relative; 4.9e-7 was the most of any step of the plans below
 DENSE = ""
 TIED = """{name: tied, family: Qwen3ForCausalLM, hidden: 64, num_layers: 4, vocab: 257, ffn_hidden: 128,
 tied_embeddings: true, attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true, head_dim: 24}}"""
+QWEN2 = """{name: qwen2, family: Qwen2ForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 128,
+attention: {num_heads: 4, num_kv_heads: 2, bias: true, output_bias: false}}"""
 MIXTURE = """{name: mixture, family: MixtralForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 0,
 attention: {num_heads: 4, num_kv_heads: 2}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 96}}"""
 BIASED = """{name: biased, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 128,
@@ -74,6 +77,7 @@ CASES = {  # name -> model, plan, other settings
         TIED, "{pipeline: 2, virtual_pipeline: 2, schedule: interleaved, data_shard: 1, sharding: optimizer}",
     ),
     "uneven stages": (TIED, "{pipeline: 2, data_shard: 1, sharding: none, layers_per_stage: [1, 3]}"),
+    "biases": (QWEN2, "{tensor: 2, data_shard: 1, sharding: optimizer}"),
     "experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}"),
     "divided experts": (MIXTURE, "{data_shard: 2, expert: 2, sharding: optimizer}"),
     "balanced experts": (MIXTURE, "{data_shard: 2, sharding: optimizer}", BALANCED),
@@ -87,6 +91,7 @@ OTHER_PLANS = {  # case -> a plan that goes on from its checkpoint
     "interleaved": "{data_shard: 2, sharding: optimizer}",
     "shared optimizer": "{tensor: 2, data_shard: 1, sharding: none}",
     "tensor": "{data_shard: 2, sharding: optimizer}",
+    "biases": "{pipeline: 2, data_shard: 1, sharding: none}",
     "divided experts": "{tensor: 2, data_shard: 1, expert: 2, sharding: none}",
     "biased router": "{data_shard: 2, sharding: optimizer}",
 }
@@ -310,6 +315,21 @@ def test_a_run_that_is_stopped_and_killed_while_it_saves_goes_on(folder, server,
                       "train.evaluate={every_steps: 1, num_batches: 2}", "optimizer.learning_rate=1.0e-12",
                       "optimizer.warmup_steps=0")  # fmt: skip
     assert step["validation_loss"] == pytest.approx(mine["validation_loss"], rel=TOLERANCE)
+
+
+def test_biases_leave_a_checkpoint_as_the_native_engine_trains_them(folder, taken, monkeypatch, meshwright):
+    saving = f"train.checkpoint={{folder: {folder / 'native-biases-saved'}, every_steps: 2}}"
+    alone(folder, "native-biases", saving, model=QWEN2)
+    monkeypatch.chdir(folder)
+    both = ("two/biases-saved", "native-biases-saved")
+    for saved in both:
+        done = meshwright("checkpoint", "to-hf", saved, f"{saved}-hf", "--dtype=fp32")
+        assert done.exit_code == 0, done.stderr
+    mine, native = (load_file(folder / f"{saved}-hf" / "model.safetensors") for saved in both)
+    assert mine.keys() == native.keys()
+    assert mine["model.layers.1.self_attn.k_proj.bias"].abs().max() > 1e-4
+    for name, tensor in native.items():
+        torch.testing.assert_close(mine[name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
 def test_a_checkpoint_that_cannot_be_written_ends_the_run(folder, server):

@@ -54,13 +54,13 @@ def _model(model: Model, *, trains_here: bool) -> Iterator[Unsupported]:
         (model.norm_bias, "LayerNorm"),
         (not model.gated_ffn, "feed-forward blocks without a gate"),
         (model.learned_positions > 0, "learned positions"),
-        (a.bias, "biases"),
+        (a.bias and (a.has_output_bias or is_latent), "biases of attention's output"),
         (model.num_windowed_layers > 0, "sliding windows"),
         (trains_here and is_latent, "latent attention, which needs Transformer Engine,"),
     ):
         if is_unsupported:
             yield Unsupported(key="model", reason=f"{what} of {model.name} are not lowered")
-    yield from refusals.model_parts(model)
+    yield from refusals.model_parts(model, has={"attention.output_bias": False} if a.bias else {})
     if trains_here:
         yield from refusals.predictions(model)
     if a.kind is AttentionKind.GQA and a.v_dim != a.head_dim:

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.engines.megatron.megatron_core.tensor_names import (
-    FUSED,
     TensorName,
+    fused_with,
     has_padded_rows,
     is_fused,
     megatron_name,
@@ -76,7 +76,6 @@ def _from_megatron(name: TensorName, model: Model, *, stored: Tensor) -> Tensor:
         return stored
     a = model.attention
     heads = a.num_heads // a.num_kv_heads
-    groups = stored.view(a.num_kv_heads, heads + 2, a.head_dim, stored.shape[-1])
-    query, key, value = groups.split([heads, 1, 1], dim=1)
-    found: dict[str, Tensor] = dict(zip(FUSED, (query, key, value), strict=True))
-    return found[name.name.partition(".")[2].partition(".")[2]].flatten(0, 2)
+    groups = stored.view(a.num_kv_heads, heads + 2, a.head_dim, *stored.shape[1:])
+    found = dict(zip(fused_with(name), groups.split([heads, 1, 1], dim=1), strict=True))
+    return found[name].flatten(0, 2)

@@ -59,6 +59,7 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         ["optimizer.schedule=constant", "data.source=tokens/train.bin"],
         ["model.rope={theta: 500000, scaling: llama3, factor: 8, original_context: 8192}"],
         ["model.tied_embeddings=true", "model.attention.qk_norm=true", "model.attention.head_dim=32"],
+        ["model=qwen2.5-7b", "parallel={tensor: 4, data_shard: 2}"],
         ["model=llama3.1-8b", "parallel={tensor: 2, data_shard: 4, sequence_parallel: false, sharding: none}"],
         ["parallel={data_shard: 8, recompute: {modules: [core_attention, norm, mlp]}}"],
         ["parallel={pipeline: 2, data_shard: 4, recompute: {layers: 2}}"],
@@ -74,7 +75,7 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         [MIXTURE % ", normalize_top_k: false, num_shared: 1, shared_ffn_hidden: 48", "model.ffn_hidden=0",
          "parallel={data_shard: 8}"],
     ],
-    ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "tensor", "modules", "layers", "stages",
+    ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "biases", "tensor", "modules", "layers", "stages",
          "interleaved", "axis-order", "interleaved-layers", "experts", "catalogue", "sigmoid", "not-normalised"],
 )  # fmt: skip
 def test_our_exports_come_back(overrides, tmp_path):

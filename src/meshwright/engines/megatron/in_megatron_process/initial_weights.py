@@ -17,8 +17,8 @@ from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
 from meshwright.engines.megatron.megatron_core.tensor_names import (
-    FUSED,
     TensorName,
+    fused_with,
     is_fused,
     megatron_name,
     tensor_names,
@@ -97,8 +97,6 @@ def _unsharded(tensor: TensorName, model: Model, *, read: ReadTensor) -> Tensor:
     """Return Megatron's unsharded tensor that contains `tensor`."""
     if not is_fused(tensor):
         return read(tensor)
-    stem = tensor.name.rpartition("attention.")[0]
-    query, key, value = (read(TensorName(name=stem + name)) for name in FUSED)
     width, num_groups = model.attention.head_dim, model.attention.num_kv_heads
-    parts = [x.view(num_groups, -1, width, x.shape[-1]) for x in (query, key, value)]
+    parts = [whole.view(num_groups, -1, width, *whole.shape[1:]) for whole in map(read, fused_with(tensor))]
     return torch.cat(parts, dim=1).flatten(0, 2)

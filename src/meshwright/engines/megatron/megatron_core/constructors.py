@@ -124,7 +124,8 @@ def _predictions(run: Run) -> Settings:
 def _attention(model: Model) -> Settings:
     a, rope = model.attention, model.rope
     if a.kind is not AttentionKind.MLA:
-        return {"num_query_groups": a.num_kv_heads, "kv_channels": a.head_dim, "qk_layernorm": a.qk_norm}
+        grouped = {"num_query_groups": a.num_kv_heads, "kv_channels": a.head_dim, "qk_layernorm": a.qk_norm}
+        return grouped | ({"add_qkv_bias": True} if a.bias else {})
     is_yarn = rope.scaling is RopeScaling.YARN
     latent = {
         "multi_latent_attention": True,

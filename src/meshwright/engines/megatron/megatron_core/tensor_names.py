@@ -5,6 +5,8 @@ expert where it is one of a stack. Most of Megatron's tensors hold one of these.
 tensor, a group of heads after the other:
 
     group g:  the queries of its H / G heads, its key, its value          rows of [G (H / G + 2) K, D]
+
+Their biases, where the model has them, are one vector in the same order.
 """
 
 from __future__ import annotations
@@ -24,15 +26,16 @@ NORMS = {
     "ffn_norm.weight": "mlp.linear_fc1.layer_norm_weight",
 }
 
+FUSED = ("query", "key", "value")
+
 ATTENTION = {
-    "attention.query.weight": "self_attention.linear_qkv.weight",
-    "attention.key.weight": "self_attention.linear_qkv.weight",
-    "attention.value.weight": "self_attention.linear_qkv.weight",
+    **{
+        f"attention.{part}.{kind}": f"self_attention.linear_qkv.{kind}" for part in FUSED for kind in ("weight", "bias")
+    },
     "attention.output.weight": "self_attention.linear_proj.weight",
     "attention.query_norm.weight": "self_attention.q_layernorm.weight",
     "attention.key_norm.weight": "self_attention.k_layernorm.weight",
 }
-FUSED = ("attention.query.weight", "attention.key.weight", "attention.value.weight")
 
 DENSE = {
     "ffn.gate.weight": "mlp.linear_fc1.weight_w",
@@ -76,7 +79,17 @@ def megatron_name(tensor: TensorName) -> str:
 
 def is_fused(tensor: TensorName) -> bool:
     """Return True if Megatron holds `tensor` with two others in one tensor."""
-    return tensor.name.endswith(FUSED)
+    return megatron_name(tensor).rpartition(".")[0].endswith(".linear_qkv") and not tensor.name.endswith("_norm.weight")
+
+
+def fused_with(tensor: TensorName) -> list[TensorName]:
+    """Return query, key and value of the Megatron tensor that holds `tensor`, in its order.
+
+    >>> [fused.name for fused in fused_with(TensorName(name="layers.3.attention.key.bias"))][0]
+    'layers.3.attention.query.bias'
+    """
+    stem, _, kind = tensor.name.rsplit(".", 2)
+    return [TensorName(name=f"{stem}.{part}.{kind}") for part in FUSED]
 
 
 def has_padded_rows(tensor: TensorName) -> bool:

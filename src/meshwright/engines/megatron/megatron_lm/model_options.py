@@ -95,8 +95,6 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
     has_biases, has_qkv_biases = not options.flag("disable-bias-linear"), options.flag("add-qkv-bias")
     if has_biases and is_gated:
         options.note("biases of gated feed-forward blocks are not carried over: run files have them in attention alone")
-    if has_qkv_biases and not has_biases:
-        options.note("--add-qkv-bias: in the run file all projections of attention have biases")
     for dropout in ("hidden-dropout", "attention-dropout"):
         if rate := options.number(dropout, 0.1):
             options.note(f"--{dropout} {rate:g} is not carried over: there is no dropout")
@@ -104,7 +102,7 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
         "hidden": hidden,
         "num_layers": options.integer("num-layers", 0) - len(idle_layers(options)),
         "vocab": _vocab(options),
-        "attention": _attention(options, hidden=hidden) | {"bias": has_biases or has_qkv_biases},
+        "attention": _attention(options, hidden=hidden) | _biases(has_biases, of_inputs=has_qkv_biases),
         "ffn_hidden": options.integer("ffn-hidden-size", width),
         "gated_ffn": is_gated,
         "tied_embeddings": not options.flag("untie-embeddings-and-output-weights"),
@@ -112,6 +110,10 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
         "norm_bias": norm == "LayerNorm",
         "norm_epsilon": options.number("norm-epsilon", 1e-5),
     }
+
+
+def _biases(of_all: bool, *, of_inputs: bool) -> dict[str, bool]:
+    return {"bias": of_all or of_inputs} | ({"output_bias": False} if of_inputs and not of_all else {})
 
 
 def _vocab(options: MegatronOptions) -> int:
