@@ -74,6 +74,7 @@ def write(run: Run, folder: Path, *, request: BatchRequest) -> None:
     """
     about = asdict(request) | {"prefix": str(folder / TOKENS), "data": asdict(run.data)}
     about |= {"evaluate": run.train.evaluate and asdict(run.train.evaluate), "adapters": run.lora is not None}
+    about = json.loads(json.dumps(about))  # as it is read again: lists in place of tuples
     if _about(folder) != about:
         shutil.rmtree(folder, ignore_errors=True)
     build_once(folder, lambda partial: _write(run, partial, folder / TOKENS, request), about=about)
