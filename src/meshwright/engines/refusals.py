@@ -120,8 +120,13 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
         )
 
 
-def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) -> Iterator[Unsupported]:
-    """Parts of `model` that an engine lacks. `has`: those that its layers of this family have, with their one value."""
+def model_parts(
+    model: Model, *, has: Mapping[str, Any] = MappingProxyType({}), reads_fused: bool = False
+) -> Iterator[Unsupported]:
+    """Parts of `model` that an engine lacks. `has`: those that its layers of this family have, with their one value.
+
+    `reads_fused`: it reads files of this family that hold several matrices as one tensor.
+    """
     found = parts_of(model)
     yield from hybrids(model)
     yield from sparse_attention(model)
@@ -135,7 +140,7 @@ def model_parts(model: Model, *, has: Mapping[str, Any] = MappingProxyType({})) 
                 reason=f"{path} of {model.name} is {_said(value)}, which is not lowered: must be {_said(expected)}",
             )
     family = FAMILIES.get(model.family)
-    if family is not None and family.fused and not has:
+    if family is not None and family.fused and not reads_fused:
         yield Unsupported(
             key="model",
             reason=f"files of {model.family} hold {next(iter(family.fused))} as one tensor, which is not lowered",

@@ -57,7 +57,7 @@ QWEN2 = """{name: qwen2, family: Qwen2ForCausalLM, hidden: 64, num_layers: 2, vo
 attention: {num_heads: 4, num_kv_heads: 2, bias: true, output_bias: false}}"""
 MIXTURE = """{name: mixture, family: MixtralForCausalLM, hidden: 64, num_layers: 2, vocab: 257, ffn_hidden: 0,
 attention: {num_heads: 4, num_kv_heads: 2}, experts: {num_experts: 4, top_k: 2, ffn_hidden: 96}}"""
-BIASED = """{name: biased, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 128,
+BIASED = """{name: biased, hidden: 64, num_layers: 3, vocab: 258, ffn_hidden: 128, rope: {rotated_share: 0.5},
 attention: {num_heads: 4, num_kv_heads: 2, qk_norm: true}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 32,
 num_dense_layers: 1, num_shared: 1, router: sigmoid, routed_scale: 2.5}}"""
 BALANCED = "train.balance_loss=0.1"

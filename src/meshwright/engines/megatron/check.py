@@ -10,7 +10,7 @@ Conditions on the machine are checked in `contract.prepare`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
@@ -60,7 +60,10 @@ def _model(model: Model, *, trains_here: bool) -> Iterator[Unsupported]:
     ):
         if is_unsupported:
             yield Unsupported(key="model", reason=f"{what} of {model.name} are not lowered")
-    yield from refusals.model_parts(model, has={"attention.output_bias": False} if a.bias else {})
+    has: dict[str, Any] = {} if is_latent else {"rope.rotated_share": model.rope.rotated_share}
+    if a.bias and not a.has_output_bias:
+        has["attention.output_bias"] = False
+    yield from refusals.model_parts(model, has=has)
     if trains_here:
         yield from refusals.predictions(model)
     if a.kind is AttentionKind.GQA and a.v_dim != a.head_dim:

@@ -52,7 +52,8 @@ def check_model(model: Model) -> Iterator[Unsupported]:
                 hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
             )  # fmt: skip
     yield from refusals.predictions(model)
-    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if is_gpt_oss(model) else {})
+    has = model_parts.GPT_OSS if is_gpt_oss(model) else {}
+    yield from refusals.model_parts(model, has=has, reads_fused=is_gpt_oss(model))
     if is_gpt_oss(model):
         yield from _check_gpt_oss(model)
     if is_latent(model):

@@ -279,6 +279,8 @@ def gpt(run: Run, plan: Plan) -> Settings:
         "position_embedding_type": "rope",
         "rotary_base": rope.theta,
     }
+    if rope.rotated_share != 1:
+        settings["rotary_percent"] = rope.rotated_share
     if rope.scaling is RopeScaling.LLAMA3:
         settings |= {"rope_scaling": True, "rope_scaling_factor": rope.factor}
     return settings

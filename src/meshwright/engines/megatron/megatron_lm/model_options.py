@@ -235,14 +235,12 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
         raise InputError(
             "positions that run files cannot express", got=f"{kind}, {rope_type}", allowed="rope, learned_absolute"
         )
-    if fraction != 1:
-        got = f"--rotary-percent {fraction}"
-        raise InputError("a model that run files cannot express: partial rotary embeddings", got=got)
+    rope: dict[str, Any] = {"theta": theta} | ({"rotated_share": fraction} if fraction != 1 else {})
     if "rope-factor" in options:
         if absent := [name for name in SCALES.values() if name not in options]:
             raise InputError("the arguments lack values of --rope-factor", got=", ".join(absent))
-        return {"theta": theta, "scaling": "llama3"} | {key: options.number(name, 0) for key, name in SCALES.items()}
-    return {"theta": theta} | ({"scaling": "llama3", "factor": factor, **LLAMA3} if is_scaled else {})
+        return rope | {"scaling": "llama3"} | {key: options.number(name, 0) for key, name in SCALES.items()}
+    return rope | ({"scaling": "llama3", "factor": factor, **LLAMA3} if is_scaled else {})
 
 
 def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any]:

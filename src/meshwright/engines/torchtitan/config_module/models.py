@@ -143,7 +143,8 @@ def family_of(model: Model) -> TorchtitanFamily | None:
 
 def check_model(model: Model) -> Iterator[Unsupported]:
     """Reasons for which torchtitan does not support `model`."""
-    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if model.family == GPT_OSS else {})
+    is_gpt_oss = model.family == GPT_OSS
+    yield from refusals.model_parts(model, has=model_parts.GPT_OSS if is_gpt_oss else {}, reads_fused=is_gpt_oss)
     family = family_of(model)
     if family is None:
         yield Unsupported(
