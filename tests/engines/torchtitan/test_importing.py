@@ -392,7 +392,7 @@ def assert_back(run: Run, tree: dict) -> None:
     [
         ("flux:flux_dev", "is no Trainer.Config: got 'FluxTrainer'"),
         ("kimi_k2_7:kimi_k2_5", "a model that run files do not support: got 'kimi_k2_5'"),
-        ("llama3:llama3_9b", "AttributeError: the module has no llama3_9b"),
+        ("llama3:llama3_9b", "has no function llama3_9b: got 'llama3_9b', allowed: llama3_debugmodel"),
     ],
 )
 def test_what_is_no_training_or_is_not_there_says_so(meshwright, source, words):

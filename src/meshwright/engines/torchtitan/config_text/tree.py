@@ -79,14 +79,20 @@ class _Nodes:
         try:
             scope = reader.module(module)
             if scope is None or function not in scope.names:
-                raise AttributeError(f"the module has no {function}")
+                names = scope.names if scope else {}
+                known = [
+                    name for name, value in names.items() if isinstance(value, Function) and not name.startswith("_")
+                ]
+                raise InputError(f"{file} has no function {function}", got=function, allowed=", ".join(known) or None)
             tree = self.node(reader.call(reader.resolved(scope.names, function), (), {}))
         except NotReadError as error:
             raise InputError(f"{source} is not read as text: {error.message}", hint=_HINT) from None
+        except InputError:
+            raise
         except RecursionError:
             raise InputError(f"{source} is not read as text: it is nested too deeply") from None
         except Exception as error:  # a program may raise any exception
-            raise InputError(f"torchtitan cannot build {source}: {said(error)}", got=reader.place) from None
+            raise InputError(f"torchtitan cannot build {source}: {said(error)}", got=reader.place or None) from None
         if self._unknown:
             raise InputError(
                 f"the text of {source} does not state {len(self._unknown)} of its values",
