@@ -343,10 +343,9 @@ def _as_fixed(request: PlanRequest) -> Plan:
 
 
 def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
-    """The nearest requests that are feasible: fewer fixed fields, offloaded activations, more devices,
-    adapters on few devices.
+    """The nearest requests that are feasible: fewer fixed fields, offloaded activations, more devices, adapters.
 
-    short: memory that the least demanding plan needs, less the memory of a device.
+    short: memory that the least demanding plan needs over the memory of a device; 1 if no plan is legal.
     """
     found = []
     for name, value in request.fixed.items():
@@ -359,9 +358,13 @@ def _suggestions(request: PlanRequest, *, short: float) -> tuple[str, ...]:
     if (rounded := with_rounded_gradients(request)) is not None and (best := _first_plan(rounded)) is not None:
         found.append(f"fits with --set stack.gradient_format=bf16, which rounds gradients: {best}")
     found += _with_more_devices(request, short=short)
-    if request.lora is None and request.num_devices <= MOST_FOR_ADAPTERS:
+    if short > 1 and request.lora is None and request.num_devices <= MOST_FOR_ADAPTERS:
         as_adapters = replace(request, lora=Lora(), engine=ANY)
-        found += ["adapters fit: --set task=lora"] if _first_plan(as_adapters) is not None else []
+        found += (
+            ["adapters fit: --set task=lora, on an engine that has them"]
+            if _first_plan(as_adapters) is not None
+            else []
+        )
     return tuple(found)
 
 
