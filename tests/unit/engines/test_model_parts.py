@@ -90,13 +90,18 @@ EACH_ENGINE = pytest.mark.parametrize(
 )
 
 
+LOWERED = {check_megatron: {"rope.rotated_share"}, check_export: {"rope.rotated_share"}}
+"""Parts that an engine trains or writes, by its check; tests of that engine hold them."""
+
+
 @EACH_ENGINE
 def test_a_part_is_refused_by_its_name(check):
     assert set(PRESENT) == set(ABSENT) - set(HYBRID_PARTS) - set(SPARSE_PARTS)
 
     def is_refused(path):
         reasons = [problem.reason for problem in check(run_with(path, PRESENT[path]))]
-        assert [reason for reason in reasons if reason.startswith(f"{path} of m is ")] != []
+        named = [reason for reason in reasons if reason.startswith(f"{path} of m is ")]
+        assert (named == []) == (path in LOWERED.get(check, ()))
 
     check_every(PRESENT, is_refused)
 
