@@ -13,7 +13,7 @@ An entry holds the fields of the value that it describes (`specs.model.Model`, `
     [unknown]      values that no source gives
     [published]    figures that others print; never read by the cost model
 
-A name that is a file's name reads that file alone. Any other name reads all files for their aliases.
+The name of an entry reads that entry alone. Any other name reads all entries for their aliases.
 
 `data/models.json` has further models, each with the same keys and a title: name -> entry. `repositories` of an entry
 are those of the Hugging Face hub whose config.json has its shapes; their names are aliases.

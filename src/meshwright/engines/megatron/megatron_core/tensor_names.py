@@ -26,12 +26,14 @@ NORMS = {
     "ffn_norm.weight": "mlp.linear_fc1.layer_norm_weight",
 }
 
-FUSED = ("query", "key", "value")
+FUSED = {
+    f"attention.{part}.{kind}": f"self_attention.linear_qkv.{kind}"
+    for kind in ("weight", "bias")
+    for part in ("query", "key", "value")
+}
 
 ATTENTION = {
-    **{
-        f"attention.{part}.{kind}": f"self_attention.linear_qkv.{kind}" for part in FUSED for kind in ("weight", "bias")
-    },
+    **FUSED,
     "attention.output.weight": "self_attention.linear_proj.weight",
     "attention.query_norm.weight": "self_attention.q_layernorm.weight",
     "attention.key_norm.weight": "self_attention.k_layernorm.weight",
@@ -79,7 +81,7 @@ def megatron_name(tensor: TensorName) -> str:
 
 def is_fused(tensor: TensorName) -> bool:
     """Return True if Megatron holds `tensor` with two others in one tensor."""
-    return megatron_name(tensor).rpartition(".")[0].endswith(".linear_qkv") and not tensor.name.endswith("_norm.weight")
+    return tensor.name.endswith(tuple(FUSED))
 
 
 def fused_with(tensor: TensorName) -> list[TensorName]:
@@ -88,8 +90,8 @@ def fused_with(tensor: TensorName) -> list[TensorName]:
     >>> [fused.name for fused in fused_with(TensorName(name="layers.3.attention.key.bias"))][0]
     'layers.3.attention.query.bias'
     """
-    stem, _, kind = tensor.name.rsplit(".", 2)
-    return [TensorName(name=f"{stem}.{part}.{kind}") for part in FUSED]
+    layer, kind = tensor.name.partition("attention.")[0], tensor.name.rpartition(".")[2]
+    return [TensorName(name=layer + name) for name in FUSED if name.endswith(kind)]
 
 
 def has_padded_rows(tensor: TensorName) -> bool:

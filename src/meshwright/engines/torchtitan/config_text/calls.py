@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from meshwright.engines.torchtitan.config_text.values import (
 ABSENT = object()
 
 
-class Calls:
+class Calls(ABC):
     """Attributes and calls; `Expressions` adds expressions, and `Reader` statements."""
 
     def __init__(self) -> None:
@@ -48,17 +49,17 @@ class Calls:
             "typing.cast": lambda _, value: value,
         }  # fmt: skip
 
+    @abstractmethod
     def found(self, module: str, name: str) -> Any:
         """Return a name of a module."""
-        raise NotImplementedError
 
+    @abstractmethod
     def value(self, node: ast.expr | None, scope: NameScope) -> Any:
         """Return the value of an expression."""
-        raise NotImplementedError
 
+    @abstractmethod
     def body(self, statements: list[ast.stmt], scope: NameScope) -> tuple[str, Any] | None:
         """Read statements."""
-        raise NotImplementedError
 
     def spend(self, steps: int = 1) -> None:
         """Count steps. Raises NotReadError at the limit."""

@@ -7,6 +7,7 @@ A part of the program with an unknown value gives an `Outside`. The reader stops
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from typing import Any
 
 from meshwright.engines.torchtitan.config_text import natives
@@ -148,17 +149,15 @@ class Reader(Expressions):
         return self.body(node.body if self.test(node.test, scope) else node.orelse, scope)
 
     def _read_for(self, node: ast.For, scope: NameScope) -> Signal:
-        for item in self.iterated(self.value(node.iter, scope)):
-            self.assign(node.target, item, scope)
-            if signal := self.body(node.body, scope):
-                if signal[0] == RETURN:
-                    return signal
-                if signal[0] == BREAK:
-                    return None
-        return self.body(node.orelse, scope)
+        items = self.iterated(self.value(node.iter, scope))
+        return self._repeated(node, scope, turns=(self.assign(node.target, item, scope) for item in items))
 
     def _read_while(self, node: ast.While, scope: NameScope) -> Signal:
-        while self.test(node.test, scope):
+        return self._repeated(node, scope, turns=iter(lambda: bool(self.test(node.test, scope)), False))
+
+    def _repeated(self, node: ast.For | ast.While, scope: NameScope, *, turns: Iterable[object]) -> Signal:
+        """Read the body once for each of `turns`, which prepare it; then the `else`, unless a break ended them."""
+        for _ in turns:
             if signal := self.body(node.body, scope):
                 if signal[0] == RETURN:
                     return signal
