@@ -28,6 +28,7 @@ from meshwright.training.masters import masters_of
 from meshwright.training.optimizer import MasterOptimizer, learning_rate
 
 FALLING = (LearningRateSchedule.COSINE, LearningRateSchedule.LINEAR, LearningRateSchedule.WSD)
+MONOTONE = tuple(s for s in LearningRateSchedule if s is not LearningRateSchedule.COSINE_WITH_RESTARTS)
 LARGEST_SLOPE = {  # of the fall, over the slope of a line through the same number of steps
     DecayShape.COSINE: lambda steps: math.pi / 2,
     DecayShape.LINEAR: lambda steps: 1.0,
@@ -39,7 +40,7 @@ ROUNDING = unit_roundoff(torch.float64)
 
 
 @st.composite
-def runs(draw, schedules=tuple(LearningRateSchedule)):
+def runs(draw, schedules=MONOTONE):
     """Settings and the number of steps."""
     num_steps = draw(st.integers(2, 400))
     settings_ = Optimizer(
@@ -79,19 +80,32 @@ def test_the_last_step_has_the_final_rate(case):
     assert abs(rates_of(s, num_steps)[-1] - s.learning_rate * s.final_ratio) <= limit
 
 
-@pytest.mark.parametrize("schedule", [LearningRateSchedule.LINEAR, LearningRateSchedule.COSINE])
-def test_rates_are_those_that_transformers_has_one_step_later(schedule):
+@pytest.mark.parametrize(
+    ("theirs", "arguments", "ours"),
+    [
+        ("linear", {}, {}),
+        ("cosine", {}, {}),
+        ("cosine_with_restarts", {"num_cycles": 3}, {"cycles": 3}),
+        ("polynomial", {"power": 2.5, "lr_end": 0.05}, {"power": 2.5, "final_ratio": 0.1}),
+        ("inverse_sqrt", {}, {}),
+    ],
+)
+@pytest.mark.parametrize(("warmup", "num_steps"), [(3, 7), (1, 40)])
+def test_rates_are_those_that_transformers_has_one_step_later(theirs, arguments, ours, warmup, num_steps):
     transformers = pytest.importorskip("transformers")
-    ours = rates_of(Optimizer(learning_rate=0.5, warmup_steps=3, final_ratio=0.0, schedule=schedule), 7)
+    settings_ = {"learning_rate": 0.5, "warmup_steps": warmup, "final_ratio": 0.0, **ours}
+    rates = rates_of(Optimizer(schedule=LearningRateSchedule(theirs), **settings_), num_steps)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)
-    theirs = getattr(transformers, f"get_{schedule}_schedule_with_warmup")(optimizer, 3, 7)
-    later = []
-    for _ in range(7):
-        later.append(theirs.get_last_lr()[0])
+    scheduler = transformers.get_scheduler(
+        theirs, optimizer, num_warmup_steps=warmup, num_training_steps=num_steps, scheduler_specific_kwargs=arguments
+    )
+    later = [scheduler.get_last_lr()[0]]
+    for _ in range(num_steps):
         optimizer.step()
-        theirs.step()
-    assert ours[:-1] == pytest.approx(later[1:], rel=1e-12)
-    assert (later[0], ours[-1]) == pytest.approx((0.0, 0.0), abs=1e-12)
+        scheduler.step()
+        later.append(scheduler.get_last_lr()[0])
+    assert later[0] == 0.0
+    assert rates == pytest.approx(later[1:], rel=1e-12, abs=1e-15)
 
 
 @given(runs(FALLING))

@@ -22,7 +22,7 @@ from meshwright.planner.legality import run_context, violations
 from meshwright.specs.model import QKV, BaseFormat, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, Run
+from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, LearningRateSchedule, Run
 
 
 def unknown_keys(
@@ -244,6 +244,13 @@ def regularisers(run: Run) -> Iterator[Unsupported]:
     values |= {"optimizer.average_decay": run.optimizer.average_decay, "data.added_tokens": run.data.added_tokens}
     for key in (key for key, value in values.items() if value):
         yield Unsupported(key=key, reason="only the native engine has it in this form: leave it out")
+
+
+def other_schedules(run: Run, schedules: Collection[LearningRateSchedule]) -> Iterator[Unsupported]:
+    """A schedule of learning rates that the engine does not have among its `schedules`."""
+    if run.optimizer.schedule not in schedules:
+        allowed = ", ".join(schedules)
+        yield Unsupported(key="optimizer.schedule", reason=f"the engine has no {run.optimizer.schedule}: {allowed}")
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:

@@ -163,6 +163,9 @@ SCHEDULES = {
     LearningRateSchedule.LINEAR: "linear with linear warmup",
     LearningRateSchedule.CONSTANT: "constant with linear warmup",
     LearningRateSchedule.WSD: "warmup, stable, decay",
+    LearningRateSchedule.COSINE_WITH_RESTARTS: "cosine with restarts, with linear warmup",
+    LearningRateSchedule.POLYNOMIAL: "polynomial with linear warmup",
+    LearningRateSchedule.INVERSE_SQRT: "inverse square root with linear warmup",
 }
 
 

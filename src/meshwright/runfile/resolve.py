@@ -7,6 +7,7 @@ engine cannot do is the planner's business.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
@@ -37,6 +38,7 @@ from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS, OWN_KEYS
 from meshwright.specs.plan import STORED_MODULES, Plan
 from meshwright.specs.precision import PRECISIONS, Precision
+from meshwright.specs.run import SCHEDULE_KEYS
 
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
@@ -74,7 +76,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     problems.attempt("train", _refuse_train, file, document)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
-    problems.extend(_foreign_keys(file.optimizer.name, document.value.get("optimizer", {})))
+    problems.extend(_foreign_keys(file.optimizer, document.value.get("optimizer", {})))
     problems.extend(_unknown_routes(file.kernels.routes))
     problems.extend(_unknown_stores(file.kernels.stored_activations))
     plan = None
@@ -84,7 +86,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         problems.attempt("batch", _refuse_batch, global_batch, micro)
     if problems or not (model and precision and global_batch and stack and data):
         raise document.error(problems)
-    return specs.Run(
+    run = specs.Run(
         name=file.name or name,
         model=model,
         weights=file.weights,
@@ -113,10 +115,28 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         source=document.file,
         text=document.text,
     )
+    return replace(run, optimizer=_with_warmup(run.optimizer, run.num_steps))
 
 
-def _foreign_keys(name: str, given: Container[str]) -> Iterator[RunFileProblem]:
-    """Keys that the `optimizer` section gives and its optimizer does not have."""
+def _with_warmup(optimizer: specs.Optimizer, num_steps: int | None) -> specs.Optimizer:
+    """Return `optimizer` with the steps of its share of warm-up, rounded up as transformers does."""
+    if num_steps is None or not optimizer.warmup_ratio:
+        return optimizer
+    return replace(optimizer, warmup_steps=math.ceil(optimizer.warmup_ratio * num_steps), warmup_ratio=0.0)
+
+
+def _foreign_keys(optimizer: specs.Optimizer, given: Container[str]) -> Iterator[RunFileProblem]:
+    """Keys that the `optimizer` section gives and its optimizer or its schedule does not have."""
+    name, schedule = optimizer.name, optimizer.schedule
+    for key, owner in SCHEDULE_KEYS.items():
+        if key in given and schedule is not owner:
+            hint = f"leave it out; only {owner} has it"
+            yield RunFileProblem(
+                path=("optimizer", key), message=f"is no setting of the schedule {schedule}", hint=hint
+            )
+    if "warmup_ratio" in given and "warmup_steps" in given:
+        message = "and optimizer.warmup_steps are both given"
+        yield RunFileProblem(path=("optimizer", "warmup_ratio"), message=message, hint="give one of them")
     for key in OWN_KEYS:
         if key in given and key not in OPTIMIZERS[name].keys:
             having = [other for other, traits in OPTIMIZERS.items() if key in traits.keys]

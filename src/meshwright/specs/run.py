@@ -60,6 +60,9 @@ class LearningRateSchedule(StrEnum):
     LINEAR = "linear"
     WSD = "wsd"  # warm-up, stable, decay: constant until the last `decay_ratio` of the steps
     CONSTANT = "constant"
+    COSINE_WITH_RESTARTS = "cosine_with_restarts"  # `cycles` cosines, each from the peak
+    POLYNOMIAL = "polynomial"  # (1 - x)^power of the decay is left after its share x
+    INVERSE_SQRT = "inverse_sqrt"  # √(warmup_steps / step), not below the final rate
 
 
 class DecayShape(StrEnum):
@@ -106,9 +109,12 @@ class Optimizer:
     gradient_clip: Positive | None = 1.0  # largest gradient norm; None: not clipped
     schedule: LearningRateSchedule = LearningRateSchedule.COSINE
     warmup_steps: CountOrZero = 0
+    warmup_ratio: Ratio = 0.0  # share of all steps that warm up; a run that has a length has `warmup_steps` instead
     final_ratio: Ratio = 0.1  # last learning rate over the peak one
     decay_ratio: Ratio = 0.1  # WSD: share of the steps that decay
     decay_shape: DecayShape = DecayShape.LINEAR  # of WSD
+    cycles: Count = 1  # of cosine_with_restarts
+    power: Positive = 1.0  # of polynomial
     states: StateFormat = StateFormat.FP32  # of AdamW
     momentum: BelowOne = 0.95  # of Muon, as the four below
     nesterov: bool = True
@@ -116,6 +122,15 @@ class Optimizer:
     adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
     adamw_learning_rate: Positive | None = None  # peak for embedding, head and vectors; None: `learning_rate`
     average_decay: BelowOne = 0.0  # of the exponential moving average of the weights (EMA); 0: none is kept
+
+
+SCHEDULE_KEYS = {
+    "decay_ratio": LearningRateSchedule.WSD,
+    "decay_shape": LearningRateSchedule.WSD,
+    "cycles": LearningRateSchedule.COSINE_WITH_RESTARTS,
+    "power": LearningRateSchedule.POLYNOMIAL,
+}
+"""Keys of the optimizer that one schedule has, and which."""
 
 
 def precision_with(precision: Precision, optimizer: Optimizer) -> Precision:

@@ -47,6 +47,8 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
 
     Linear warm-up from peak / warmup_steps to the peak; then by schedule down to peak x final_ratio, which the last
     step has. WSD stays at the peak until the last `decay_ratio` of all steps, at least one, and falls by `decay_shape`.
+    Rates of the other schedules are those of transformers' functions of the same names, one step later, as these
+    start with a rate of 0.
 
     >>> s = Settings(learning_rate=1.0, warmup_steps=2, final_ratio=0.0, schedule=LearningRateSchedule.LINEAR)
     >>> [learning_rate(s, step=i, num_steps=6) for i in range(6)]
@@ -55,19 +57,26 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
     peak, taken = settings.learning_rate, step + 1
     if taken <= settings.warmup_steps:
         return peak * taken / settings.warmup_steps
+    if settings.schedule is LearningRateSchedule.INVERSE_SQRT:
+        return peak * max(settings.final_ratio, math.sqrt(max(1, settings.warmup_steps) / taken))
     start, shape = settings.warmup_steps, settings.schedule.value
     if settings.schedule is LearningRateSchedule.WSD:
         shape = settings.decay_shape.value
         falling = max(1, round(settings.decay_ratio * num_steps)) if settings.decay_ratio else 0
         start = max(start, num_steps - falling)
     elapsed = min(1.0, max(0.0, (taken - start) / max(1, num_steps - start)))
-    return peak * (1 - (1 - settings.final_ratio) * FALLEN[shape](elapsed))
+    if settings.schedule is LearningRateSchedule.COSINE_WITH_RESTARTS:
+        elapsed = settings.cycles * elapsed % 1.0 if elapsed < 1 else 1.0
+    is_polynomial = settings.schedule is LearningRateSchedule.POLYNOMIAL
+    fallen = 1 - (1 - elapsed) ** settings.power if is_polynomial else FALLEN[shape](elapsed)
+    return peak * (1 - (1 - settings.final_ratio) * fallen)
 
 
 FALLEN: Mapping[str, Callable[[float], float]] = {
     LearningRateSchedule.CONSTANT: lambda x: 0.0,
     DecayShape.LINEAR: lambda x: x,
     DecayShape.COSINE: lambda x: 0.5 * (1 - math.cos(math.pi * x)),
+    LearningRateSchedule.COSINE_WITH_RESTARTS: lambda x: 0.5 * (1 - math.cos(math.pi * x)),
     DecayShape.SQRT: math.sqrt,
     DecayShape.EXPONENTIAL: lambda x: 2 - 2 ** (1 - x),
 }

@@ -82,11 +82,17 @@ TOYS = {
     "layers-by-hand": (
         "parallel={data_shard: 4, pipeline: 2, layers_per_stage: [5, 2], schedule: gpipe, sharding: parameters}",
     ),
-    "replicas": ("parallel={data_shard: 8, sharding: none, recompute: full}", "precision=fp32"),
+    "replicas": (
+        "parallel={data_shard: 8, sharding: none, recompute: full}", "precision=fp32",
+        "optimizer={schedule: cosine_with_restarts, cycles: 3, final_ratio: 0}",
+    ),
     "context-ranks": (
         "parallel={data_shard: 1, context: 2, pipeline: 4, schedule: gpipe, sharding: gradients}",
     ),
-    "hybrid": ("parallel={data_shard: 4, data_replicate: 2, sharding: parameters}", "train.compile=true"),
+    "hybrid": (
+        "parallel={data_shard: 4, data_replicate: 2, sharding: parameters}", "train.compile=true",
+        "optimizer={schedule: polynomial, power: 2.5}",
+    ),
     "tensor": ("parallel={data_shard: 4, tensor: 2, sequence_parallel: false, sharding: parameters}",),
     "adapters": (
         "task=lora", "lora={rank: 4, alpha: 12, targets: [query, key, value, up]}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -92,8 +93,8 @@ def test_every_error_is_told_at_once_and_in_order() -> None:
     assert error_of("train.seed=-1", text=text) == (
         "run.yaml: 4 errors\n"
         "  run.yaml:1: modle: unknown key; hint: did you mean 'model'?\n"
-        "  run.yaml:7: optimizer.schedule: unknown value: got 'cosin', allowed: cosine, linear, wsd, constant"
-        "; hint: did you mean 'cosine'?\n"
+        "  run.yaml:7: optimizer.schedule: unknown value: got 'cosin', allowed: cosine, linear, wsd, constant, "
+        "cosine_with_restarts, polynomial, inverse_sqrt; hint: did you mean 'cosine'?\n"
         "  run.yaml:12: engine: unknown value: got 3, allowed: maxtext, megatron, native, torchtitan, any\n"
         "  --set train.seed: is out of range: got -1, allowed: >= 0"
     )
@@ -136,6 +137,17 @@ def test_a_named_model_takes_other_shapes() -> None:
     assert runfile.loads(LLAMA, overrides=["model.num_layers=2", "model.name=mine"]).model.name == "mine"
 
 
+def test_a_share_of_warm_up_becomes_steps_rounded_up() -> None:
+    share = "optimizer={schedule: linear, warmup_ratio: 0.03}"
+    steps = runfile.loads(LLAMA.replace("tokens: 15e12", "steps: 101"), overrides=[share])
+    assert steps.optimizer.warmup_steps == 4
+    by_tokens = runfile.loads(LLAMA, overrides=[share])
+    assert by_tokens.num_steps is not None
+    assert by_tokens.optimizer.warmup_steps == math.ceil(0.03 * by_tokens.num_steps)
+    endless = runfile.loads(LLAMA.replace("tokens: 15e12", "seed: 5"), overrides=[share])
+    assert (endless.optimizer.warmup_steps, endless.optimizer.warmup_ratio) == (0, 0.03)
+
+
 def test_a_changed_model_keeps_all_else() -> None:
     def check(name: str) -> None:
         named = catalog.model(name)
@@ -158,6 +170,9 @@ def test_what_is_wrong_is_said() -> None:
             ("train.seed=2e18", "allowed: <= 1,000,000,000"),
             ("optimizer.learning_rate='1e-4'", "must be a number: got '1e-4'"),
             ("optimizer.learning_rate=-1", "allowed: > 0"),
+            ("optimizer={schedule: cosine, cycles: 2}", "cycles: is no setting of the schedule cosine"),
+            ("optimizer={schedule: linear, decay_ratio: 0.2}", "only wsd has it"),
+            ("optimizer={warmup_steps: 2, warmup_ratio: 0.1}", "and optimizer.warmup_steps are both given"),
             ("optimizer.betas=[0.9]", "optimizer.betas: has too few values"),
             ("optimizer.betas=[0.9, 1]", "allowed: < 1"),
             ("optimizer.betas=0.9", "must be a list: got 0.9"),

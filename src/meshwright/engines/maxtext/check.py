@@ -16,6 +16,11 @@ from meshwright.specs.model import Lora
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
 
+SCHEDULES = (
+    LearningRateSchedule.COSINE, LearningRateSchedule.LINEAR, LearningRateSchedule.WSD, LearningRateSchedule.CONSTANT,
+)  # fmt: skip
+"""Schedules that MaxText's `cosine` and `wsd` express."""
+
 
 def check(run: Run) -> tuple[Unsupported, ...]:
     """Parts of `run` that MaxText does not support; empty if it supports all."""
@@ -33,6 +38,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(
             key="optimizer.states", reason="MaxText's second optimizer state is always fp32: must be fp32"
         )
+    yield from refusals.other_schedules(run, SCHEDULES)
     falls = run.optimizer.schedule is LearningRateSchedule.WSD
     if falls and run.optimizer.decay_shape not in (DecayShape.LINEAR, DecayShape.COSINE):
         yield Unsupported(key="optimizer.decay_shape", reason="MaxText's decay is linear or a cosine")

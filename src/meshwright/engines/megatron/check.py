@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
+from meshwright.engines.megatron.megatron_core.constructors import LR_DECAY_STYLES
 from meshwright.engines.megatron.switches import fuses_experts, keeps_fp8_on_the_wire, offloaded_layers
 from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
@@ -120,6 +121,7 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     yield from refusals.capacity_without_experts(run)
     yield from _switches(run, trains_here=trains_here)
     yield from _balance(run)
+    yield from refusals.other_schedules(run, LR_DECAY_STYLES)
     yield from refusals.regularisers(run)
     yield from refusals.absent_parts(run)
 

@@ -167,6 +167,7 @@ def _learning_rates(run: Run) -> Call:
         min_lr_factor=o.final_ratio,
         decay_ratio=o.decay_ratio,
         **shape,
+        **{name: value for name in ("cycles", "power") if (value := getattr(o, name)) != 1},
     )
 
 

@@ -33,6 +33,7 @@ def test_a_plain_run_is_accepted(refused):
 REFUSED = [
     ("precision: fp8 is not lowered", ["precision=fp8"]),
     ("optimizer.states", ["optimizer.states=bf16"]),
+    ("optimizer.schedule: the engine has no polynomial", ["optimizer.schedule=polynomial"]),
     ("optimizer.decay_shape", ["optimizer={schedule: wsd, decay_shape: sqrt}"]),
     ("train.trackers", ["train.trackers=[tensorboard]"]),
     ("lora.dropout", ["task=lora", "lora.dropout=0.1"]),

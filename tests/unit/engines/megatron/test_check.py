@@ -37,6 +37,7 @@ def test_what_is_not_honoured_is_refused(refused):
                 "train.balance_loss: Megatron counts",
                 ["mixture", "model.experts.router=sigmoid", "train.balance_loss=0.1"],
             ),
+            ("optimizer.schedule: the engine has no cosine_with", ["optimizer.schedule=cosine_with_restarts"]),
             ("optimizer.states", ["optimizer.states=bf16"]),
             ("train.trackers", ["train.trackers=[tensorboard]"]),
             ("train.compile", ["train.compile=true"]),

@@ -56,6 +56,7 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
          "train.checkpoint=null"],
         ["optimizer.schedule=linear", "optimizer.final_ratio=0", "optimizer.gradient_clip=null",
          "train.checkpoint.asynchronous=false"],
+        ["optimizer.schedule=inverse_sqrt", "optimizer.warmup_steps=2", "precision=fp32"],
         ["optimizer.schedule=constant", "data.source=tokens/train.bin"],
         ["model.rope={theta: 500000, scaling: llama3, factor: 8, original_context: 8192}"],
         ["model.tied_embeddings=true", "model.attention.qk_norm=true", "model.attention.head_dim=32"],
@@ -75,8 +76,9 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         [MIXTURE % ", normalize_top_k: false, num_shared: 1, shared_ffn_hidden: 48", "model.ffn_hidden=0",
          "parallel={data_shard: 8}"],
     ],
-    ids=["plain", "wsd", "linear", "constant", "llama3", "qwen3", "biases", "tensor", "modules", "layers", "stages",
-         "interleaved", "axis-order", "interleaved-layers", "experts", "catalogue", "sigmoid", "not-normalised"],
+    ids=["plain", "wsd", "linear", "inverse-sqrt", "constant", "llama3", "qwen3", "biases", "tensor", "modules",
+         "layers", "stages", "interleaved", "axis-order", "interleaved-layers", "experts", "catalogue", "sigmoid",
+         "not-normalised"],
 )  # fmt: skip
 def test_our_exports_come_back(overrides, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)
@@ -384,7 +386,7 @@ def test_contradictions_are_noted(changes, words, tmp_path):
         ({"recompute_granularity": "selective", "recompute_modules": "mhc"}, "do not recompute"),
         ({"position_embedding_type": "relative"}, "positions"),
         ({"optimizer": "muon"}, "an optimizer"),
-        ({"lr_decay_style": "inverse-square-root"}, "a schedule that"),
+        ({"lr_decay_style": "exponential"}, "a schedule that"),
         ({"fp16": True}, "both"),
         ({"window_size": "(128,0)"}, "--window-size"),
         ({"num_experts": 4, "moe_layer_freq": 2}, "dense layers after layers with experts"),

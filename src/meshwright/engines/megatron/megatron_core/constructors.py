@@ -329,6 +329,16 @@ def _state_formats(dtype: str) -> Settings:
     return {"use_precision_aware_optimizer": True, "exp_avg_dtype": dtype, "exp_avg_sq_dtype": dtype}
 
 
+LR_DECAY_STYLES = {
+    LearningRateSchedule.CONSTANT: "constant",
+    LearningRateSchedule.LINEAR: "linear",
+    LearningRateSchedule.COSINE: "cosine",
+    LearningRateSchedule.INVERSE_SQRT: "inverse-square-root",
+    LearningRateSchedule.WSD: "WSD",
+}
+"""Names of schedules in Megatron-Core's `OptimizerParamScheduler`."""
+
+
 def loop(run: Run, plan: Plan) -> Settings:
     """Batches, steps, checkpoints, evaluation and learning rates. None is not written."""
     train, o = run.train, run.optimizer
@@ -347,7 +357,7 @@ def loop(run: Run, plan: Plan) -> Settings:
         "eval_iters": evaluate.num_batches if evaluate is not None else 0,
         "lr": o.learning_rate,
         "min_lr": o.learning_rate * o.final_ratio,
-        "lr_decay_style": "WSD" if is_wsd else o.schedule.value,
+        "lr_decay_style": LR_DECAY_STYLES[o.schedule],
         "lr_decay_iters": run.num_steps,
         "lr_warmup_iters": o.warmup_steps,
         "clip_grad": 0.0 if o.gradient_clip is None else None,  # the default is 1.0

@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
+from meshwright.engines.megatron.megatron_core.constructors import LR_DECAY_STYLES
 from meshwright.engines.megatron.megatron_lm.model_options import model_section
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, read
 from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, clusters_of, plan_section
@@ -20,7 +21,7 @@ from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster
 
 FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
-SCHEDULES = {"constant": "constant", "linear": "linear", "cosine": "cosine", "WSD": "wsd"}
+SCHEDULES = {style: schedule.value for schedule, style in LR_DECAY_STYLES.items()}
 DECAY_SHAPES = {"minus_sqrt": "sqrt", **{name: name for name in ("linear", "cosine", "exponential")}}
 ELSEWHERE = {
     "yaml-cfg": "Megatron-LM takes all settings from that file: import the same settings as options",

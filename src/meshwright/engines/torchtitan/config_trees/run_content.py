@@ -25,7 +25,7 @@ from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.features import AttentionKernel, Dispatcher, runs_on
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Router
-from meshwright.specs.run import BIAS_RATE, Run
+from meshwright.specs.run import BIAS_RATE, SCHEDULE_KEYS, Run
 
 KEYS = key_classes("torchtitan")
 RECOMPUTE = {"FullAC": "full", "SelectiveAC": {"modules": ["alternate_matmuls"]}}
@@ -339,7 +339,8 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
         notes.append(f"lr_scheduler.total_steps = {total} is not carried over: rates decay within {steps} steps")
     rates: dict[str, Any] = {"warmup_steps": min(warmup, steps), "final_ratio": take("min_lr_factor")}
     if schedule := take("schedule"):  # of `RunLearningRates`
-        return rates | {"schedule": schedule} | (wsd(ratio) if schedule == "wsd" else {})
+        own = [key for key, owner in SCHEDULE_KEYS.items() if owner == schedule]
+        return rates | {"schedule": schedule} | (wsd(ratio) if schedule == "wsd" else {key: take(key) for key in own})
     if ratio is None and kind != "sqrt":
         return rates | {"schedule": kind}
     return rates | {"schedule": "wsd"} | wsd(1.0 if ratio is None else ratio)

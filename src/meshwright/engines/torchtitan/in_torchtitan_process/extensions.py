@@ -109,9 +109,11 @@ class RunLearningRates(LRSchedulersContainer):
 
     @dataclass(kw_only=True, slots=True)
     class Config(LRSchedulersContainer.Config):
-        """`warmup_steps`, `decay_ratio`, `decay_type` and `min_lr_factor` have their upstream meaning."""
+        """The upstream meaning of `warmup_steps`, `decay_ratio`, `decay_type` and `min_lr_factor` is kept."""
 
         schedule: str = "cosine"
+        cycles: int = 1
+        power: float = 1.0
 
         def build(self, *, optimizers: Any, training_steps: int) -> RunLearningRates:
             """Return the learning rates of all steps."""
@@ -122,6 +124,8 @@ class RunLearningRates(LRSchedulersContainer):
                 final_ratio=self.min_lr_factor,
                 decay_ratio=self.decay_ratio or 0.0,
                 decay_shape=DecayShape(self.decay_type),
+                cycles=self.cycles,
+                power=self.power,
             )
             num_steps = self.total_steps or training_steps
             return RunLearningRates(optimizers, lambda step: learning_rate(settings, step=step, num_steps=num_steps))
