@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -148,6 +149,7 @@ def take_training(
     """
     from meshwright.api.folders import require_writable
     from meshwright.engines.base import find_engine
+    from meshwright.engines.epochs import with_counted_epochs
     from meshwright.engines.folders import refuse_finished, training_folders
 
     engine = find_engine(run.engine)
@@ -155,6 +157,9 @@ def take_training(
         require_writable(options.folder, run)
     if not (options.resume or is_dry):
         refuse_finished(options.folder, is_forced=force)
+    run, line = with_counted_epochs(run)
+    if line is not None and is_first and not options.quiet:
+        print(f"note: {line}", file=sys.stderr, flush=True)
     branched = "meshwright.engines.branching:branched"  # its module imports torch
     with load(branched)(run, results=options.folder) if branch else nullcontext(run) as begun:
         if (start := prepare(engine, begun)) is None:

@@ -43,7 +43,7 @@ def _plan_of(run: Run) -> Plan:
 
 def _require_possible(run: Run, plan: Plan) -> None:
     """Raise InfeasibleError if the engine cannot run the model and plan. The rehearsal has its own formats and data."""
-    train = replace(run.train, steps=1, tokens=None, evaluate=None)
+    train = replace(run.train, steps=1, tokens=None, epochs=None, evaluate=None)
     tried = replace(run, plan=plan, precision=PRECISIONS["fp32"], data=Data(), train=train)
     if problems := check(tried):
         raise InfeasibleError(

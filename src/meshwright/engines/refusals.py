@@ -190,8 +190,11 @@ def _said(value: Any) -> str:
 
 
 def endless(run: Run) -> Iterator[Unsupported]:
-    """A run without a number of steps or tokens."""
-    if run.num_steps is None:
+    """A run without a number of steps or tokens. `train` has counted its epochs before."""
+    if run.train.epochs is not None:
+        hint = "for example --set train.epochs=null --set train.steps=100"
+        yield Unsupported(key="train.epochs", reason="only `train` counts the data: give a number of steps", hint=hint)
+    elif run.num_steps is None:
         yield Unsupported(key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100")
 
 

@@ -174,7 +174,11 @@ def max_steps(benchmark: Benchmark, batch: int) -> int | None:
 
 def _compared(benchmark: Benchmark, batch: int, overrides: tuple[str, ...]) -> tuple[str, ...]:
     """The overrides of the batch, and of the steps where the horizon of the schedule is a choice."""
-    keys = ("batch",) if max_steps(benchmark, batch) is not None else ("batch", "train.steps", "train.tokens")
+    keys = (
+        ("batch",)
+        if max_steps(benchmark, batch) is not None
+        else ("batch", "train.steps", "train.tokens", "train.epochs")
+    )
     return tuple(line for line in overrides if line.startswith(keys))
 
 

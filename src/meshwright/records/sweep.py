@@ -121,7 +121,7 @@ def _configuration(
     text = documents.read_text(path)
     asked = [*ONLY_STEPS, *overrides, *swept]
     settings = _settings(text, path, asked)
-    asked += [f"train.steps={steps}", "train.tokens=null"]
+    asked += [f"train.steps={steps}", "train.tokens=null", "train.epochs=null"]
     if settings.optimizer.warmup_steps > steps:
         asked.append(f"optimizer.warmup_steps={steps}")
     error = None

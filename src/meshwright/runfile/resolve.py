@@ -7,7 +7,6 @@ engine cannot do is the planner's business.
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import replace
@@ -115,14 +114,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         source=document.file,
         text=document.text,
     )
-    return replace(run, optimizer=_with_warmup(run.optimizer, run.num_steps))
-
-
-def _with_warmup(optimizer: specs.Optimizer, num_steps: int | None) -> specs.Optimizer:
-    """Return `optimizer` with the steps of its share of warm-up, rounded up as transformers does."""
-    if num_steps is None or not optimizer.warmup_ratio:
-        return optimizer
-    return replace(optimizer, warmup_steps=math.ceil(optimizer.warmup_ratio * num_steps), warmup_ratio=0.0)
+    return specs.with_warmup_steps(run)
 
 
 def _foreign_keys(optimizer: specs.Optimizer, given: Container[str]) -> Iterator[RunFileProblem]:
@@ -134,7 +126,7 @@ def _foreign_keys(optimizer: specs.Optimizer, given: Container[str]) -> Iterator
             yield RunFileProblem(
                 path=("optimizer", key), message=f"is no setting of the schedule {schedule}", hint=hint
             )
-    if "warmup_ratio" in given and "warmup_steps" in given:
+    if optimizer.warmup_ratio and optimizer.warmup_steps:
         message = "and optimizer.warmup_steps are both given"
         yield RunFileProblem(path=("optimizer", "warmup_ratio"), message=message, hint="give one of them")
     for key in OWN_KEYS:
@@ -462,13 +454,18 @@ def _refuse_kernels(given: schema.StackSection, accelerator: Accelerator) -> Non
 
 def _refuse_train(file: schema.RunFile, document: RunFileDocument) -> None:
     train, warmup = file.train, file.optimizer.warmup_steps
-    if train.steps is not None and train.tokens is not None:
-        raise InputError("both steps and tokens are given", hint="give one of them")
-    if train.tokens is not None and file.batch.label_tokens is not None:
+    lengths = [name for name in ("steps", "tokens", "epochs") if getattr(train, name) is not None]
+    if len(lengths) > 1:
+        raise InputError(f"both {' and '.join(lengths)} are given", hint="give one of them")
+    if lengths and lengths != ["steps"] and file.batch.label_tokens is not None:
         raise BelowError(
-            "tokens", "is given, but with batch.label_tokens the tokens of a step depend on the data",
+            lengths[0], "is given, but with batch.label_tokens the tokens of a step depend on the data",
             hint="give train.steps",
         )  # fmt: skip
+    if train.epochs is not None and not isinstance(source := file.data.source, str):
+        raise BelowError("epochs", f"the {len(source)} sources have epochs of their own", hint="give train.steps")
+    if train.epochs is not None and file.data.source == specs.SYNTHETIC:
+        raise BelowError("epochs", "random tokens have no end", hint="give train.steps")
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:

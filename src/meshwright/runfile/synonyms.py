@@ -70,6 +70,7 @@ _NAMES = {
     "costs.usd_per_device_hour": "price gpu_price price_per_hour usd_per_gpu_hour",
     "train.steps": "max_steps num_steps train_iters iterations total_steps training_steps num_train_steps",
     "train.tokens": "train_tokens max_tokens num_tokens total_tokens",
+    "train.epochs": "num_train_epochs num_epochs",
     "train.seed": "random_seed",
     "train.checkpoint": "save checkpoint_dir save_interval checkpoint_interval save_steps",
     "train.checkpoint.folder": "save_dir output_dir checkpoint_folder",

@@ -368,10 +368,11 @@ _Preference = Annotated[Preference, Spelled(lambda value: {"loss": value} if isi
 
 @dataclass(frozen=True, kw_only=True)
 class Train:
-    """Length and settings of a training. At most one of `steps` and `tokens` is given."""
+    """Length and settings of a training. At most one of `steps`, `tokens` and `epochs` is given."""
 
     steps: Count | None = None
     tokens: Tokens | None = None
+    epochs: Annotated[float, Limits(gt=0, le=10**6)] | None = None  # becomes `tokens` once the data is counted
     seed: CountOrZero = 0
     balance_loss: NotNegative = 0.0  # coefficient of the experts' auxiliary loss, of every sequence and layer
     router_z_loss: NotNegative = 0.0  # coefficient of the mean of (log Σ exp)² of router logits, of every layer
@@ -478,10 +479,19 @@ class Run:
 
     @property
     def num_steps(self) -> int | None:
-        """Optimizer steps of the whole run, the last one whole; None when the run file does not say."""
+        """Optimizer steps of the whole run, the last one whole; None when the run file gives no length, or epochs."""
         if self.train.tokens is not None:
             return -(-self.train.tokens // self.tokens_per_step)
         return self.train.steps
+
+
+def with_warmup_steps(run: Run) -> Run:
+    """Return `run` with the steps of its share of warm-up, rounded up as transformers does, if its length is known."""
+    share, num_steps = run.optimizer.warmup_ratio, run.num_steps
+    if num_steps is None or not share:
+        return run
+    optimizer = replace(run.optimizer, warmup_steps=math.ceil(share * num_steps), warmup_ratio=0.0)
+    return replace(run, optimizer=optimizer)
 
 
 def with_plan(run: Run, plan: Plan) -> Run:

@@ -48,7 +48,7 @@ def run_range_test(run: Run, *, num_steps: int, low: float, high: float) -> Rate
     """
     if under_launcher():
         raise InputError("the range test starts its own processes", got="a launcher", hint="start it without torchrun")
-    train = replace(run.train, steps=num_steps, tokens=None, checkpoint=None, evaluate=None, trackers=())
+    train = replace(run.train, steps=num_steps, tokens=None, epochs=None, checkpoint=None, evaluate=None, trackers=())
     with TemporaryDirectory() as scratch:
         options = TrainOptions(folder=Path(scratch))
         prepared = engine.prepare(replace(run, train=train), options=options)

@@ -1,0 +1,35 @@
+"""The length of a run that gives `train.epochs`: its data is tokenised and counted before the engine plans.
+
+Imports torch only for such a run.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from meshwright.specs.run import Run, with_warmup_steps
+
+
+def with_counted_epochs(run: Run) -> tuple[Run, str | None]:
+    """Return `run` with `train.tokens` in place of `train.epochs`, and a note with what was counted.
+
+    The tokens stay in the cache, where the engine's processes find them. Raises InputError for data that cannot be
+    trained on.
+    """
+    epochs = run.train.epochs
+    if epochs is None:
+        return run, None
+    from meshwright.training.data import open_data
+
+    num_samples = open_data(run).train.num_samples
+    tokens = max(1, math.ceil(epochs * num_samples)) * run.sequence_length
+    counted = replace(
+        run,
+        train=replace(run.train, epochs=None, tokens=tokens),
+        overrides=(*run.overrides, "train.epochs=null", f"train.tokens={tokens}"),
+    )
+    return with_warmup_steps(counted), (
+        f"an epoch has {num_samples:,} samples of {run.sequence_length:,} tokens: "
+        f"{epochs:g} epochs are {counted.num_steps:,} steps"
+    )
