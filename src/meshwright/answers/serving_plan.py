@@ -26,7 +26,7 @@ from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arriva
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
-from meshwright.inference.formats import cache_format, usual_cache
+from meshwright.inference.formats import cache_format, check_runs, usual_cache
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.search import (
     LayoutPoint,
@@ -182,6 +182,7 @@ def serving_plan(
         requests_per_s=requests_per_s, arrivals=arrivals or "poisson", seed=seed, disaggregated=disaggregated,
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
     )  # fmt: skip
+    check_runs(weights, question.engine.name, place.accelerator)
     found = search_layouts(question)
     if found.best is None:
         raise InfeasibleError(

@@ -11,7 +11,14 @@ from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, value_named
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.checkpoint import own_precision
-from meshwright.inference.formats import StorageFormat, cache_format, computed_in, usual_cache, weight_format
+from meshwright.inference.formats import (
+    StorageFormat,
+    cache_format,
+    check_runs,
+    computed_in,
+    usual_cache,
+    weight_format,
+)
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
 from meshwright.inference.memory import window_note
 from meshwright.inference.points import engines
@@ -97,6 +104,8 @@ def format_notes(weights: StorageFormat, accelerator: Accelerator, *, own: str |
             f"{accelerator.name} does not multiply {weights.matmul}: weights are held in {weights.name} and widened to "
             f"{gemms} as they are read"
         )
+    elif weights.group_bits:
+        found.append(f"GEMMs widen {weights.name} to {gemms} as they read it and have the rate of {gemms}")
     return found
 
 
@@ -162,6 +171,7 @@ def served_by(
     reserve = shipped_reserve()
     if memory_ratio is not None:
         reserve = replace(reserve, memory_ratio=memory_ratio)
+    check_runs(of.weights, calibration.engine.name if calibration else engine or USUAL_ENGINE, of.cluster.accelerator)
     if calibration is None:
         return server(of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas)
     check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)

@@ -52,13 +52,14 @@ NETWORK = PlainText(runs.NETWORK.about, metavar="RATE")
 DEVICE_MEMORY = PlainText(runs.DEVICE_MEMORY.about, metavar="SIZE")
 HARDWARE = ("accelerator", "network", "device_memory")
 PRECISION = PlainText(
-    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own.",
+    "Format of the weights: fp32, bf16, fp16, fp8, mxfp8, nvfp4, mxfp4, or fp4 for the vendor's own; int4 (W4A16: AWQ, "
+    "GPTQ; int4-g32 has 32 values to a scale), w8a16, int8 (W8A8).",
     unset="the checkpoint's own",
     metavar="FORMAT",
 )
 KV_PRECISION = PlainText(
     "Format of the KV cache: fp32, bf16, fp16, fp8, nvfp4, mxfp4 or fp4.",
-    unset="bf16, and fp8 with weights of 8 bits or fewer",
+    unset="bf16, and fp8 with weights in floats of 8 bits or fewer",
     metavar="FORMAT",
 )
 LAYOUT = NamedCounts(

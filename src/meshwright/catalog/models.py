@@ -25,7 +25,7 @@ MIRRORS = (
 )  # fmt: skip
 """Owners on model hubs that publish the models of others under their names, also in formats of fewer bits."""
 _STORED = re.compile(
-    r"-(bnb|[248]bit|1x16|(nv|mx)?fp\d+|f16|bf16|nf4|int[48]|w\da\d+|gptq|awq|aqlm|gg(uf|ml)|mlx|quantized|dynamic|"
+    r"-(bnb|[248]bit|1x16|(nv|mx)?fp\d+|f16|bf16|nf4|int[48]|w\da\d+|gptq|awq|aqlm|gg(uf|ml)|mlx|quantized(\.w\da\d+)?|dynamic|"
     r"unsloth|linearized)(?=-|$)"
 )
 """Words in the names of repositories that have the weights in another format."""

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from meshwright.catalog.models import stored_as
 from meshwright.inference.positions import config_of
 from meshwright.specs.model import Model
 
 USUAL_PRECISION = "bf16"
-QUANTISED = {"fp8": "fp8", "mxfp4": "mxfp4"}
-"""Formats by the `quant_method` of a config.json."""
+GROUPED = ("int4", "w8a16")
+"""Formats whose groups may have another size than 128 values; -1 is a whole column."""
 
 
 def own_precision(name: str, model: Model) -> tuple[str, str | None]:
@@ -25,26 +26,47 @@ def own_precision(name: str, model: Model) -> tuple[str, str | None]:
     """
     config, stated = config_of(name), stored_as(name)
     if config is None and not stated:
-        found = _table().get(model.name)
+        found = _table()["models"].get(model.name)
     else:
-        quantised = stated[0] if config is None else config.get("quantization_config")
-        if not quantised or quantised in ("bf16", "fp16", "f16"):
+        quantised = stated if config is None else config.get("quantization_config")
+        if not quantised or quantised in (("bf16",), ("fp16",), ("f16",)):
             return USUAL_PRECISION, None
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        found = QUANTISED.get(str(method))
+        method, group = ("-".join(map(str, quantised)), None) if config is None else _method(quantised)
+        found = _table()["methods"].get(method)
         if found is None:
             return USUAL_PRECISION, (
                 f"the checkpoint of {model.name} is quantised by a method without an estimate ({method}): weights in "
                 f"{USUAL_PRECISION} are assumed; --precision states another format"
             )
+        elif found in GROUPED and type(group) is int and group != 128:
+            found = f"{found}-g{group if group > 0 else model.hidden}"
     if found is None:
         return USUAL_PRECISION, None
     return found, f"{found} is the format of the checkpoint of {model.name}; --precision states another"
 
 
+def _method(quantised: Any) -> tuple[str, Any]:
+    """Method of a `quantization_config` with the bits that it states, and the values that share a scale."""
+    match quantised:
+        case {
+            "quant_method": "compressed-tensors",
+            "config_groups": {"group_0": {"weights": dict(weights), **rest}, **others},
+        } if not others:
+            inputs: dict[str, Any] = rest.get("input_activations") or {"num_bits": 16}
+            return f"{weights.get('type')}-w{weights.get('num_bits')}a{inputs.get('num_bits')}", weights.get(
+                "group_size"
+            )
+        case {"quant_method": "modelopt", "quant_algo": str(algorithm)}:
+            return f"modelopt-{algorithm}".lower(), None
+        case {"quant_method": method, "bits": int(bits)}:
+            return f"{method}-int{bits}", quantised.get("group_size")
+        case {"quant_method": method}:
+            return str(method), None
+    return str(quantised), None
+
+
 @cache
-def _table() -> dict[str, str]:
+def _table() -> dict[str, dict[str, str]]:
     import tomllib
 
-    text = (files("meshwright.inference") / "data" / "checkpoints.toml").read_text(encoding="utf-8")
-    return {name: found for name, found in tomllib.loads(text).items() if name != "sources"}
+    return tomllib.loads((files("meshwright.inference") / "data" / "checkpoints.toml").read_text(encoding="utf-8"))

@@ -34,7 +34,7 @@ ENDING = ".toml"
 TEMPLATE = DATA / "accelerator_template.toml"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
-NumberFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
+NumberFormat = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "int8", "fp4"]
 PeakRate = Annotated[float, Limits(ge=1e9, le=1e20)]
 ByteRate = Annotated[float, Limits(ge=1e6, le=1e17)]
 Bytes = Annotated[int, Limits(ge=10**8, le=10**15)]

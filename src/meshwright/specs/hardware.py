@@ -20,7 +20,7 @@ THIS_MACHINE = "this machine"
 class Accelerator:
     """One device as a scheduler counts it (one GPU, one TPU chip, one CPU socket).
 
-    Peaks are dense, without sparsity. `peak_flops_per_s` maps a number format (fp32, bf16, fp8, fp4) to FLOP/s;
+    Peaks are dense, without sparsity. `peak_flops_per_s` maps a number format (fp32, bf16, fp8, int8, fp4) to FLOP/s;
     a format that is absent is not supported.
     """
 

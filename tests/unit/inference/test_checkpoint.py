@@ -15,11 +15,20 @@ from meshwright.inference.positions import config_of
 
 
 def test_every_row_of_the_table_is_a_model_and_a_format():
-    for name, precision in _table().items():
+    for name, precision in _table()["models"].items():
         found, note = own_precision(name, catalog.model(name))
         assert found == precision
         assert found in WEIGHT_FORMATS
         assert found in note
+
+
+def compressed(kind, weights, inputs, *groups):
+    """The `quantization_config` that compressed-tensors writes."""
+    group = {
+        "weights": {"num_bits": weights, "type": kind, "group_size": 128 if inputs is None else None},
+        "input_activations": None if inputs is None else {"num_bits": inputs, "type": kind},
+    }
+    return {"quant_method": "compressed-tensors", "config_groups": dict.fromkeys(groups or ["group_0"], group)}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +37,19 @@ def test_every_row_of_the_table_is_a_model_and_a_format():
         (None, "bf16", None),
         ({"quant_method": "fp8"}, "fp8", "fp8 is the format"),
         ({"quant_method": "mxfp4"}, "mxfp4", "mxfp4 is the format"),
-        ({"quant_method": "awq"}, "bf16", "a method without an estimate (awq)"),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, "int4", "int4 is the format"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "int4-g32", "int4-g32 is the format"),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, "int4-g7168", "int4-g7168 is the format"),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, "w8a16", "w8a16 is the format"),
+        ({"quant_method": "gptq", "bits": 3}, "bf16", "a method without an estimate (gptq-int3)"),
+        ({"quant_method": "bitsandbytes"}, "bf16", "a method without an estimate (bitsandbytes)"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4", "nvfp4 is the format"),
+        (compressed("int", 8, 8), "int8", "int8 is the format"),
+        (compressed("float", 8, 8), "fp8", "fp8 is the format"),
+        (compressed("int", 4, None), "int4", "int4 is the format"),
+        ({"quant_method": "compressed-tensors"}, "bf16", "without an estimate"),
+        ({"quant_method": "compressed-tensors", "config_groups": [3]}, "bf16", "without an estimate"),
+        (compressed("int", 4, None, "group_0", "group_1"), "bf16", "without an estimate (compressed-tensors)"),
         ({}, "bf16", None),
         ([1], "bf16", "without an estimate"),
     ],
@@ -78,8 +99,12 @@ def test_hub_names_of_the_catalogue_need_no_network(meshwright, monkeypatch):
     ("name", "known", "precision", "words"),
     [
         ("Qwen/Qwen3-32B-FP8", "qwen3-32b", "fp8", "fp8 is the format"),
-        ("TheBloke/Llama-2-7B-Chat-GPTQ", "llama2-7b", "bf16", "without an estimate (gptq)"),
-        ("unsloth/Qwen2.5-14B-Instruct-bnb-4bit", "qwen2.5-14b", "bf16", "without an estimate (bnb)"),
+        ("TheBloke/Llama-2-7B-Chat-GPTQ", "llama2-7b", "int4", "int4 is the format"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int8", "qwen2.5-7b", "w8a16", "w8a16 is the format"),
+        ("hugging-quants/Meta-Llama-3.1-70B-Instruct-AWQ-INT4", "llama3.1-70b", "int4", "int4 is the format"),
+        ("RedHatAI/Llama-3.3-70B-Instruct-quantized.w8a8", "llama3.1-70b", "int8", "int8 is the format"),
+        ("nvidia/Llama-3.3-70B-Instruct-NVFP4", "llama3.1-70b", "nvfp4", "nvfp4 is the format"),
+        ("unsloth/Qwen2.5-14B-Instruct-bnb-4bit", "qwen2.5-14b", "bf16", "without an estimate (bnb-4bit)"),
         ("unsloth/gpt-oss-20b-BF16", "gpt-oss-20b", "bf16", ""),
         ("Qwen/Qwen2.5-14B", "qwen2.5-14b", "bf16", ""),
     ],

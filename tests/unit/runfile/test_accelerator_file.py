@@ -193,7 +193,7 @@ scale_up_bytes_per_s = inf
 tdp_w = -1
 aliases = ["H100 80GB"]
 devices_per_nod = 8
-peak_flops_per_s = {bf16 = 989, int8 = 3e12}
+peak_flops_per_s = {bf16 = 989, int3 = 3e12}
 """
     with pytest.raises(RunFileError) as caught:
         read_accelerator(write(wrong))
@@ -201,7 +201,7 @@ peak_flops_per_s = {bf16 = 989, int8 = 3e12}
     for words in (
         "14 errors", "vendor: must be text: got 3", "architecture: is missing",
         "bf16: is out of range: got 989, allowed: >= 1,000,000,000; hint: in FLOP per second",
-        "int8: unknown value: got 'int8', allowed: fp32, tf32", "80 GB are 80e9", "got nan", "got inf",
+        "int3: unknown value: got 'int3', allowed: fp32, tf32", "80 GB are 80e9", "got nan", "got inf",
         "num_compute_units: is out of range: got 0, allowed: > 0", "did you mean 'nvswitch-4-ndr'?",
         "did you mean 'Hopper'?", "tdp_w: is out of range: got -1", "is a device of the catalogue (h100)",
         "arch: unknown key", "devices_per_nod: unknown key; hint: did you mean 'devices_per_node'?",
