@@ -55,6 +55,13 @@ class RunFileDocument:
     places: dict[KeyPath, SourceLocation] = field(default_factory=dict)
     problems: tuple[RunFileProblem, ...] = ()
 
+    def stated(self, *path: str) -> Any:
+        """The value that the file states at `path`; None where it states none, or null."""
+        found: Any = self.value
+        for key in path:
+            found = found.get(key) if isinstance(found, dict) else None
+        return found
+
     def error(self, problems: list[RunFileProblem]) -> RunFileError:
         """The exception that says all of `problems`."""
         return as_error(problems, file=self.file, places=self.places)

@@ -13,7 +13,18 @@ from operator import or_
 from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    create_model,
+    model_validator,
+)  # fmt: skip
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticKnownError
 
 from meshwright.specs.limits import Limits, Names, NoKey, Spelled
@@ -28,6 +39,20 @@ class RunFileSection(BaseModel):
     """A mapping of the run file: its keys are known, its values are what they look like."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, value: Any) -> Any:
+        """Leave out the keys that are null, which have their defaults, and keep the nulls that are values."""
+        if not isinstance(value, dict):
+            return value
+        keys = cls.model_fields
+        return {k: one for k, one in value.items() if one is not None or k not in keys or not _has_default(keys[k])}
+
+
+def _has_default(key: FieldInfo) -> bool:
+    """Return whether null stands for the default of a key: it has one, or null is another value of it."""
+    return not key.is_required() and (key.default is None or NoneType not in get_args(key.annotation))
 
 
 def whole(value: object) -> object:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import MeshwrightError
 from meshwright.runfile.problems import BelowError
-from meshwright.runfile.schema import InlineModel, ModelVariant, null_is_absent
+from meshwright.runfile.schema import InlineModel, ModelVariant
 from meshwright.runfile.validate import validated
 from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling
 from meshwright.specs.model_parts import (
@@ -61,7 +61,7 @@ def changed_model(base: Model, changes: ModelVariant) -> Model:
     given = changes.model_dump(exclude_unset=True, exclude={"base"})
     shapes = {key: value for key, value in asdict(base).items() if key != "unsupported"}
     shapes["family"] = base.family or None
-    section = validated(InlineModel, null_is_absent(_merged(shapes, given)))
+    section = validated(InlineModel, _merged(shapes, given))
     if isinstance(section, list):  # a section that the base does not have needs all of its keys
         raise BelowError(".".join(map(str, section[0].path)), f"is missing: {base.name} does not have it")
     model = replace(inline_model(section), unsupported=base.unsupported)

@@ -8,7 +8,7 @@ engine cannot do is the planner's business.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -66,7 +66,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     lora = problems.attempt("lora", _lora, file, model)
     here = problems.attempt("calibration", _calibrated_here, file) or here
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
-    if cluster is not None and "engine" in document.value:
+    if cluster is not None and document.stated("engine"):
         problems.attempt("engine", refuse_engine, file.engine, cluster)
     precision = problems.attempt("precision", _precision, file, cluster)
     global_batch = problems.attempt("batch", _global_batch, file.batch, file.data.sequence_length)
@@ -75,7 +75,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     problems.attempt("train", _refuse_train, file, document)
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
-    problems.extend(_foreign_keys(file.optimizer, document.value.get("optimizer", {})))
+    problems.extend(_foreign_keys(file.optimizer, document.stated("optimizer") or {}))
     problems.extend(_unknown_routes(file.kernels.routes))
     problems.extend(_unknown_stores(file.kernels.stored_activations))
     plan = None
@@ -95,7 +95,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         cluster_name=_cluster_name(file.cluster),
         calibration=file.calibration,
         gemm_tuning=file.gemm_tuning,
-        kernels=replace(file.kernels, is_storage_open="stored_activations" not in document.value.get("kernels", {})),
+        kernels=replace(file.kernels, is_storage_open=document.stated("kernels", "stored_activations") is None),
         sequence_length=file.data.sequence_length,
         global_batch=global_batch,
         label_tokens=file.batch.label_tokens,
@@ -104,7 +104,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         plan=plan,
         is_data_shard_open=plan is not None and cluster is None and _leaves_data_shard(file),
         engine=file.engine,
-        is_engine_open="engine" not in document.value,
+        is_engine_open=document.stated("engine") is None,
         stack=stack,
         objective=file.objective,
         costs=file.costs,
@@ -117,11 +117,11 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     return specs.with_warmup_steps(run)
 
 
-def _foreign_keys(optimizer: specs.Optimizer, given: Container[str]) -> Iterator[RunFileProblem]:
+def _foreign_keys(optimizer: specs.Optimizer, given: Mapping[str, Any]) -> Iterator[RunFileProblem]:
     """Keys that the `optimizer` section gives and its optimizer or its schedule does not have."""
     name, schedule = optimizer.name, optimizer.schedule
     for key, owner in SCHEDULE_KEYS.items():
-        if key in given and schedule is not owner:
+        if given.get(key) is not None and schedule is not owner:
             hint = f"leave it out; only {owner} has it"
             yield RunFileProblem(
                 path=("optimizer", key), message=f"is no setting of the schedule {schedule}", hint=hint
@@ -130,7 +130,7 @@ def _foreign_keys(optimizer: specs.Optimizer, given: Container[str]) -> Iterator
         message = "and optimizer.warmup_steps are both given"
         yield RunFileProblem(path=("optimizer", "warmup_ratio"), message=message, hint="give one of them")
     for key in OWN_KEYS:
-        if key in given and key not in OPTIMIZERS[name].keys:
+        if given.get(key) is not None and key not in OPTIMIZERS[name].keys:
             having = [other for other, traits in OPTIMIZERS.items() if key in traits.keys]
             yield RunFileProblem(
                 path=("optimizer", key), message=f"is no setting of {name}",
@@ -473,7 +473,7 @@ def _refuse_train(file: schema.RunFile, document: RunFileDocument) -> None:
     if train.checkpoint is not None and train.checkpoint.keep_best and train.evaluate is None:
         hint = "set train.evaluate, whose validation loss decides"
         raise BelowError("checkpoint.keep_best", "is set, but nothing is evaluated", hint=hint)
-    if train.evaluate and {"num_batches", "num_sequences"} <= document.value["train"]["evaluate"].keys():
+    if train.evaluate and train.evaluate.num_sequences and document.stated("train", "evaluate", "num_batches"):
         raise BelowError("evaluate.num_sequences", "and num_batches are both given", hint="give one of them")
     if train.evaluate is not None and train.evaluate.min_delta and train.evaluate.patience is None:
         raise BelowError("evaluate.min_delta", "has no effect without patience", hint="set train.evaluate.patience")

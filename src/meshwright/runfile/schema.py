@@ -28,14 +28,8 @@ from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Schedul
 MAX_MTP_LAYERS = 16
 
 
-def null_is_absent(value: Any) -> Any:
-    """Return a section without the keys that are null where they follow from others; other values as they are."""
-    if not isinstance(value, dict):
-        return value
-    return {key: one for key, one in value.items() if one is not None or key not in _MAY_BE_NULL}
-
-
-_MAY_BE_NULL = ("num_kv_heads", "head_dim", "family")
+_FOLLOW = ("num_kv_heads", "head_dim", "family")
+"""Keys of a named model that null takes away, so that they follow from its other shapes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,15 +45,15 @@ class InlineModel(Model):
     """A model whose shapes stand in the run file."""
 
     name: str = "inline"
-    attention: Annotated[InlineAttention, Spelled(null_is_absent)]
+    attention: InlineAttention
     ffn_hidden: SizeOrZero = 0
 
 
 def _changes(kind: type) -> Any:
     """The keys of `kind` and of the dataclasses below it, all optional, for `create_model`."""
-    may_be_null = _MAY_BE_NULL if issubclass(kind, InlineAttention | InlineModel) else ()
+    follow = _FOLLOW if issubclass(kind, InlineAttention | InlineModel) else ()
     keys = {name: _optional(hint) for name, hint in keys_of(kind).items()}
-    return {name: (key | None if name in may_be_null else key, None) for name, key in keys.items()}
+    return {name: (key | None, 0) if name in follow else (key, None) for name, key in keys.items()}
 
 
 def _optional(hint: Any) -> Any:
@@ -189,7 +183,7 @@ def _with_own_defaults(value: object) -> object:
     """The `optimizer` section with the defaults that its optimizer has in place of AdamW's."""
     if not isinstance(value, dict) or not isinstance(name := value.get("name"), str) or name not in OPTIMIZERS:
         return value
-    return OPTIMIZERS[name].defaults | value
+    return value | {key: one for key, one in OPTIMIZERS[name].defaults.items() if value.get(key) is None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +191,7 @@ class RunFile:
     """The whole file."""
 
     name: str | None = None
-    model: str | ModelVariant | Annotated[InlineModel, Spelled(null_is_absent)]
+    model: str | ModelVariant | InlineModel
     weights: str | None = None
     task: specs.Task = specs.Task.PRETRAIN
     lora: Lora | None = None

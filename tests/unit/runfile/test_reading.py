@@ -193,7 +193,7 @@ def test_what_is_wrong_is_said() -> None:
             ("parallel.tensor=2", "parallel is not a mapping here"),
             ("precision.matmul=fp8", "precision is not a mapping here: got 'bf16'"),
             ("model.num_layer=4", "model.num_layer: unknown key\nhint: did you mean 'num_layers'?"),
-            ("model.num_layers=", "model.num_layers: is empty"),
+            ("model.base=", "model.base: is empty"),
             ("model.num_layers=0", "model.num_layers: is out of range: got 0"),
             ("model.experts={top_k: 2}", "model.experts.num_experts: is missing"),
             ("model.attention.num_windowed_layers=33", "model.attention.num_windowed_layers: is more than num_layers"),

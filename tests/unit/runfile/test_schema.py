@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from meshwright.errors import InputError
 from meshwright.runfile import loads, schema
 from meshwright.runfile.fields import keys_of
+from meshwright.runfile.reading import from_mapping
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Optimizer
@@ -66,8 +70,63 @@ def test_null_is_a_key_that_follows_from_others() -> None:
     variant = "{base: deepseek-v3, attention: {num_kv_heads: null, head_dim: null}, family: null}"
     model = loads(TEXT, overrides=[f"model={variant}"]).model
     assert (model.attention.num_kv_heads, model.attention.head_dim, model.family) == (128, 56, "")
-    with pytest.raises(InputError, match=r"indexer\.head_dim: is empty"):  # which follows from no other
-        loads(TEXT, overrides=["model={base: deepseek-v3, attention: {indexer: {head_dim: null}}}"])
+
+
+OWN_NULLS = {"optimizer.gradient_clip", "model.family", "model.attention.num_kv_heads", "model.attention.head_dim"}
+INLINE = {"hidden": 64, "num_layers": 2, "vocab": 100, "ffn_hidden": 8, "attention": {"num_heads": 4}}
+
+
+@pytest.mark.parametrize("model", [{"base": "deepseek-v3"}, INLINE], ids=["named", "inline"])
+def test_null_is_the_default_of_every_key(model: dict[str, Any]) -> None:
+    """A file with `key: null` is read, or refused, as the same file without the key."""
+    content = json.loads(json.dumps({"model": model} | SMALLEST))
+    own = OWN_NULLS if "base" in model else {"optimizer.gradient_clip"}
+    differ = {key for key, field in schema.all_fields().items() if _outcome(content, key) != _outcome(content, key, {})}
+    required = {key for key, field in schema.all_fields().items() if field.is_required()}
+    assert differ - required <= own
+    assert "optimizer.gradient_clip" in differ
+
+
+SMALLEST = {"cluster": "h100-8x1", "data": {"sequence_length": 64}, "batch": {"global_sequences": 8}}
+
+
+def _outcome(content: dict[str, Any], key: str, without: dict[str, Any] | None = None) -> object:
+    """The run of `content` with a null at `key`, or with that key left out; or how it is refused."""
+    *parents, last = key.replace("NAME", "code").split(".")
+    content = json.loads(json.dumps(content))
+    section = content
+    for parent in parents:
+        if not isinstance(section.get(parent), dict):
+            section[parent] = {"name": section[parent]} if parent == "cluster" else {}
+        section = section[parent]
+    section.pop(last, None)
+    if without is None:
+        section[last] = None
+    try:
+        return replace(from_mapping(content), text="")
+    except InputError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize(
+    ("stated", "same"),
+    [
+        ("optimizer={name: lion, betas: null}", "optimizer.name=lion"),
+        ("kernels=null", "name=null"),
+        ("train={evaluate: {num_batches: null, num_sequences: 8}}", "train.evaluate={num_sequences: 8}"),
+    ],
+)
+def test_null_counts_as_not_stated(stated: str, same: str) -> None:
+    assert replace(loads(TEXT, overrides=[stated]), overrides=()) == replace(
+        loads(TEXT, overrides=[same]), overrides=()
+    )
+
+
+def test_null_for_an_unknown_or_required_key_is_refused() -> None:
+    with pytest.raises(InputError, match=r"modle: unknown key"):
+        loads(TEXT, overrides=["modle=null"])
+    with pytest.raises(InputError, match=r"data\.sequence_length: is empty"):
+        loads(TEXT, overrides=["data.sequence_length=null"])
 
 
 def test_the_package_costs_nothing_until_it_is_used() -> None:
