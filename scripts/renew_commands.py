@@ -85,7 +85,8 @@ def _outdented(text: str) -> str:
 
 def _row(option: click.Option, ctx: click.Context) -> str:
     names = ", ".join([*option.opts, *option.secondary_opts])
-    values = "" if option.is_flag else f" {option.make_metavar(ctx)}"
+    choices = isinstance(option.type, click.Choice) and option.metavar is None  # whose metavar has |
+    values = "" if option.is_flag else " CHOICE" if choices else f" {option.make_metavar(ctx)}"
     meaning = option.help or ""
     stated = DEFAULT.search(meaning)
     if stated:
@@ -101,11 +102,14 @@ def _row(option: click.Option, ctx: click.Context) -> str:
         default = ""
     limits = _limits(option.type)
     cells = (f"`{names}{values}`", default, f"{meaning}{f' Allowed: {limits}.' if limits else ''}")
-    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+    assert not any("|" in cell for cell in cells)  # GitHub needs a backslash before it, and mkdocs shows the backslash
+    return f"| {' | '.join(cells)} |"
 
 
 def _limits(kind: click.ParamType) -> str:
-    """Bounds of a number in words; empty where there are none."""
+    """Bounds of a number, or the choices; empty where there are none."""
+    if isinstance(kind, click.Choice):
+        return ", ".join(map(str, kind.choices))
     if not isinstance(kind, click.IntRange | click.FloatRange):
         return ""
     if kind.max is None:
