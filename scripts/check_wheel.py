@@ -24,6 +24,8 @@ COMMANDS = (
      "--output-tokens", "128"),
     ("export", "llama3-70b", "--engine", "megatron", "--out", "exported"),
     ("catalog", "models"),
+    ("examples", "examples"),
+    ("plan", "examples/runs/llama3.1-8b-pretrain.yaml"),
 )  # fmt: skip
 """Each reads data of the package by name, and some write files."""
 

@@ -28,5 +28,6 @@ from meshwright.catalog.prices import market_prices as market_prices
 from meshwright.catalog.prices import power_assumptions as power_assumptions
 from meshwright.catalog.prices import price_per_device_hour as price_per_device_hour
 from meshwright.catalog.prices import prices as prices
+from meshwright.catalog.run_files import copy_examples as copy_examples
 from meshwright.catalog.run_files import run_file_names as run_file_names
 from meshwright.catalog.run_files import run_file_text as run_file_text

@@ -107,7 +107,10 @@ VERBS = verbs_of(
         },
         "Project serving": {"inference": "Project serving and offline inference: memory, rates, layouts, price."},
         "Check a node": {"doctor": "Check the health and the rates of a node; compare many nodes."},
-        "Look up": {"catalog": "Look up models, accelerators, clusters, claims and run files, with sources."},
+        "Look up": {
+            "catalog": "Look up models, accelerators, clusters, claims and run files, with sources.",
+            "examples": "Copy the example runs, their data and the notebook into a folder.",
+        },
     }
 )
 """The commands by section, each with its line of the help; its declaration is in the module of its name."""

@@ -1,0 +1,33 @@
+"""`meshwright examples`: the run files and data of the tutorials, copied where a user can change them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from meshwright.catalog.lookup import copy_examples
+from meshwright.cli.options import json_option
+from meshwright.cli.output import emit, print_line
+from meshwright.cli.verbs import verb
+
+
+@verb("examples", examples=["meshwright examples examples", "meshwright examples tutorial --json"])
+@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@json_option
+def command(*, folder: Path, as_json: bool) -> None:
+    """Copy the example runs, their data and the notebook into a folder.
+
+    The tutorials use them as `examples/runs/NAME.yaml`. No file is overwritten: one that is there and is another ends
+    the command before anything is written.
+    """
+    document = {"folder": str(folder), "files": [str(path) for path in copy_examples(folder)]}
+    emit(document, _print, as_json=as_json)
+
+
+def _print(document: dict[str, Any]) -> None:
+    for path in document["files"]:
+        print_line(path)
+    first = next(path for path in document["files"] if path.endswith("8b-pretrain.yaml"))
+    print_line(f"Next: meshwright plan {first}")
