@@ -32,9 +32,12 @@ REMEMBERED_BYTES = 256 * MIB
 """Source files from this size on are not read again to see whether they are the same."""
 
 
-def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[str, Any]) -> None:
+def build_once(
+    folder: Path, build: Callable[[Path], None], *, about: Mapping[str, Any], continues: bool = False
+) -> None:
     """Make sure that `folder` exists and matches its manifest; otherwise `build` fills an empty folder.
 
+    A `build` that `continues` gets the folder that it left when it was killed or interrupted.
     Raises InputError when the cache cannot be written, and whatever `build` raises.
     """
     if find_fault(folder) is None:
@@ -48,7 +51,7 @@ def build_once(folder: Path, build: Callable[[Path], None], *, about: Mapping[st
             if folder.exists():
                 log.warning("%s is damaged (%s) and is built again", folder, fault)
                 shutil.rmtree(folder)
-            _build(folder, build, about)
+            _build(folder, build, about, continues=continues)
     except OSError as error:
         raise InputError(
             f"cannot build data in the cache: {error.strerror or error}", got=str(folder.parent),
@@ -98,10 +101,11 @@ def remembered_digest(file: Path, *, cache: Path) -> str:
     return digest
 
 
-def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]) -> None:
+def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any], *, continues: bool) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
-    partial.mkdir()
+    if not continues:
+        shutil.rmtree(partial, ignore_errors=True)  # what a killed process left
+    partial.mkdir(exist_ok=True)
     try:
         build(partial)
         files = sorted(f for f in partial.rglob("*") if f.is_file())
@@ -112,8 +116,9 @@ def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]
         write_atomically(partial / MANIFEST, json.dumps({"about": dict(about), "files": facts}, indent=1) + "\n")
         sync_tree(partial)
         partial.rename(folder)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+    except BaseException as error:
+        if not (continues and isinstance(error, KeyboardInterrupt)):
+            shutil.rmtree(partial, ignore_errors=True)
         raise
 
 

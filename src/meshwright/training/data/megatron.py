@@ -27,6 +27,7 @@ from typing import BinaryIO, Self
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.files import sync, write_atomically
 
 MAGIC = b"MMIDIDX\x00\x00"
 HEADER = struct.Struct("<9sQBQQ")
@@ -70,19 +71,28 @@ class IndexedWriter:
         self._lengths.append(length)
         self._num_tokens += len(tokens_N)
 
-    def close(self, *, is_whole: bool = True) -> None:
-        """Write the index, unless an error has left the tokens incomplete."""
-        self._tokens.close()
-        if not is_whole:
-            return
+    def close(self) -> None:
+        """Write the index, when the tokens are on the disk."""
         lengths_S = np.asarray(self._lengths, dtype=np.int64)
-        code = next(code for code, kind in TOKEN_TYPES.items() if np.dtype(kind) == self.dtype)
         ends_S = np.cumsum(lengths_S) * self.dtype.itemsize
-        with self.prefix.with_name(self.prefix.name + ".idx").open("wb") as index:
-            index.write(HEADER.pack(MAGIC, 1, code, len(lengths_S), len(lengths_S) + 1))
-            index.write(lengths_S.astype("<i4").tobytes())
-            index.write(np.concatenate([[0], ends_S])[:-1].astype("<i8").tobytes())
-            index.write(np.arange(len(lengths_S) + 1, dtype="<i8").tobytes())
+        with self._tokens:
+            self._tokens.truncate(int(ends_S[-1]) if len(ends_S) else 0)
+        sync(Path(self._tokens.name))
+        code = next(code for code, kind in TOKEN_TYPES.items() if np.dtype(kind) == self.dtype)
+        index = HEADER.pack(MAGIC, 1, code, len(lengths_S), len(lengths_S) + 1)
+        index += lengths_S.astype("<i4").tobytes() + np.concatenate([[0], ends_S])[:-1].astype("<i8").tobytes()
+        index += np.arange(len(lengths_S) + 1, dtype="<i8").tobytes()
+        write_atomically(self.prefix.with_name(self.prefix.name + ".idx"), index)
+
+    def drop_last(self) -> int:
+        """Leave out the last document, which may be incomplete, and return the number of tokens before it."""
+        del self._lengths[-1:]
+        return sum(self._lengths)
+
+    def discard(self) -> None:
+        """Remove the tokens."""
+        self._tokens.close()
+        Path(self._tokens.name).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +100,10 @@ class IndexedWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close(is_whole=error is None)
+        if error is None:
+            self.close()
+        else:
+            self.discard()
 
 
 def write_indexed(prefix: Path, documents: Iterable[np.ndarray], *, dtype: type[np.integer]) -> None:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -18,6 +20,7 @@ from typing import Self
 import numpy as np
 
 from meshwright.errors import InputError
+from meshwright.files import sync
 from meshwright.json_values import load_json
 from meshwright.training.data.cache import build_once
 from meshwright.training.data.documents import TextDocument
@@ -26,6 +29,8 @@ from meshwright.training.data.records import RecordCounts
 from meshwright.training.data.source import DocumentSource
 from meshwright.training.data.store import TRAINED_SUFFIX, TokenStore, open_store
 from meshwright.training.data.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
 
 FORMAT = 4  # raised when the same text would become other tokens, or other files
 COUNTS = "records.json"
@@ -71,7 +76,7 @@ def tokenise(
         _write(source, tokenizer, partial, report=report, shard_tokens=shard_tokens)
 
     names = {"source_name": source.name, "tokenizer_name": tokenizer.name}
-    build_once(folder, build, about=about | names)
+    build_once(folder, build, about=about | names, continues=True)
     counts = load_json(folder / COUNTS)
     return open_store(sorted(file.with_suffix("") for file in folder.glob("*.idx")), counts=counts)
 
@@ -98,40 +103,55 @@ class _Tokens:
 def _write(
     source: DocumentSource, tokenizer: Tokenizer, folder: Path, *, report: Report | None, shard_tokens: int
 ) -> None:
-    num_documents = num_tokens = done_bytes = 0
+    """Write the shards that `folder` lacks: those of an interrupted call stay, and their documents are passed over."""
+    done_bytes = 0
     counts = RecordCounts()
+    documents = (d for d in source.documents(chat=tokenizer.chat, counts=counts) if d.text)
     with _ShardWriter(folder, vocab=tokenizer.vocab, shard_tokens=shard_tokens) as shards:
-        for batch in _batches(_parts(source.documents(chat=tokenizer.chat, counts=counts))):
+        for document in islice(documents, shards.num_documents):
+            done_bytes += len(document.text.encode())
+        for batch in _batches(_parts(documents)):
             for tokens in _encode(batch, tokenizer):
                 shards.add(tokens)
-                num_tokens += len(tokens.ids_N)
-            num_documents += sum(part.is_last for part in batch)
             done_bytes += sum(len(part.text.encode()) for part in batch)
             if report is not None:
                 report(
                     TokenizationProgress(
-                        num_documents=num_documents, num_tokens=num_tokens, done_bytes=done_bytes,
+                        num_documents=shards.num_documents, num_tokens=shards.num_tokens, done_bytes=done_bytes,
                         total_bytes=source.num_bytes,
                     )
                 )  # fmt: skip
-    if num_documents == 0:
-        raise InputError("the data has no text", got=source.name)
+        if shards.num_documents == 0:
+            raise InputError("the data has no text", got=source.name)
     (folder / COUNTS).write_text(json.dumps(counts.as_json()) + "\n", encoding="utf-8")
 
 
 class _ShardWriter:
-    """Pairs of token files of about `shard_tokens`; beside a pair its mask, where some token is not trained on."""
+    """Pairs of token files of about `shard_tokens`; beside a pair its mask, where some token is not trained on.
+
+    An interruption leaves whole documents; a kill leaves the shards before the open one.
+    """
 
     def __init__(self, folder: Path, *, vocab: int, shard_tokens: int) -> None:
         self._folder, self._dtype, self._shard_tokens = folder, token_type(vocab), shard_tokens
-        self._num_shards = 0
+        found = [file.with_suffix("") for file in sorted(folder.glob("shard-*.idx"))]  # written after its tokens
+        try:
+            store = open_store(found)
+        except InputError:  # damaged
+            found, store = [], open_store([])
+        whole = {p.with_suffix(suffix) for p in found for suffix in (".idx", ".bin", TRAINED_SUFFIX)}
+        for file in set(folder.iterdir()) - whole:
+            file.unlink()
+        self._num_shards, self.num_documents, self.num_tokens = len(found), store.num_documents, store.num_tokens
+        if found:
+            log.warning("tokenisation continues after %d documents, in %s", self.num_documents, folder)
         self._open()
 
     def add(self, tokens: _Tokens) -> None:
         """Append a document, to the next shard where this one is full, or more of the last document."""
         held = self._tokens.num_tokens
         if held and held + len(tokens.ids_N) > self._shard_tokens and not tokens.continues:
-            self._close(is_whole=True)
+            self._close()
             self._open()
         self._tokens.add(tokens.ids_N, continues=tokens.continues)
         if tokens.trained_N is None:
@@ -139,6 +159,8 @@ class _ShardWriter:
         else:
             self._is_masked = True
             self._mask.write(tokens.trained_N.astype(np.uint8).tobytes())
+        self.num_documents += not tokens.continues
+        self.num_tokens += len(tokens.ids_N)
 
     def _open(self) -> None:
         prefix = self._folder / f"shard-{self._num_shards:05d}"
@@ -147,11 +169,13 @@ class _ShardWriter:
         self._mask = prefix.with_name(prefix.name + TRAINED_SUFFIX).open("wb")
         self._is_masked = False
 
-    def _close(self, *, is_whole: bool) -> None:
+    def _close(self) -> None:
         self._mask.close()
-        if not self._is_masked:
+        if self._is_masked:
+            sync(Path(self._mask.name))
+        else:
             Path(self._mask.name).unlink()
-        self._tokens.close(is_whole=is_whole)
+        self._tokens.close()
 
     def __enter__(self) -> Self:
         return self
@@ -159,7 +183,17 @@ class _ShardWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._close(is_whole=error is None)
+        kept = self._tokens.num_tokens
+        if error is not None:  # its last document may be incomplete
+            is_open = isinstance(error, KeyboardInterrupt) and not self._mask.closed
+            kept = self._tokens.drop_last() if is_open else 0
+        if kept:
+            self._mask.truncate(kept)
+            self._close()
+        else:
+            self._mask.close()
+            Path(self._mask.name).unlink(missing_ok=True)
+            self._tokens.discard()
 
 
 def _batches(parts: Iterator[_Part]) -> Iterator[list[_Part]]:
