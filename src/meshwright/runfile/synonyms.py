@@ -99,6 +99,15 @@ _TARGETS = {
 LORA_TARGETS = {name: ours for ours, names in _TARGETS.items() for name in names.split()}
 """Matrix in PEFT, Llama's code or Megatron -> word of `lora.targets`."""
 
+REPLICAS = (
+    "no engine trains on without a lost replica: after a fault all processes restart from the newest checkpoint "
+    "(`meshwright train --max-restarts N`, and `train.checkpoint`)"
+)
+UNSUPPORTED = dict.fromkeys(
+    ("torchft", "fault_tolerance", "ft", "elastic", "min_replicas", "min_replica_size"), REPLICAS
+)
+"""Keys of other tools that have no counterpart, with the reason."""
+
 
 def key_for(name: str) -> str | None:
     """The key of the run file that other tools call `name`, in any case and with - or _; None if there is none.

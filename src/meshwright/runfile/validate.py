@@ -13,7 +13,7 @@ from meshwright.runfile import schema
 from meshwright.runfile.document import RunFileDocument
 from meshwright.runfile.fields import UNION_TAGS, built, section_of
 from meshwright.runfile.problems import KeyPath, RunFileProblem
-from meshwright.runfile.synonyms import LORA_TARGETS, key_for
+from meshwright.runfile.synonyms import LORA_TARGETS, UNSUPPORTED, key_for
 from meshwright.units import digits_hint
 
 _MISSING, _TOO_FEW = "is missing", "has too few values"
@@ -125,6 +125,8 @@ def _unknown_key(path: KeyPath, root: type) -> RunFileProblem:
         hint = f"the key is `{synonym}`"
         *parents, name = synonym.split(".")
         near = name if parents == [str(part) for part in path[:-1]] else None
+    elif root is schema.RunFile and key.lower().replace("-", "_") in UNSUPPORTED:
+        hint, near = UNSUPPORTED[key.lower().replace("-", "_")], None
     elif near == key:
         hint = "it stands in another form of this section"
     elif near:

@@ -17,6 +17,15 @@ cluster: h100-8x8
 """
 
 
+@pytest.mark.parametrize(
+    "line", ["torchft: true", "train: {fault-tolerance: {enable: true}}", "train: {min_replicas: 1}"]
+)
+def test_training_on_without_a_lost_replica_is_refused_with_the_reason(line):
+    with pytest.raises(RunFileError, match=r"unknown key(.|\n)*all processes restart(.|\n)*--max-restarts") as caught:
+        runfile.loads(TEXT + line)
+    assert "did you mean" not in str(caught.value)
+
+
 def test_every_synonym_is_of_a_key_that_exists():
     assert set(SYNONYMS.values()) - set(schema.all_fields()) == set()
 
