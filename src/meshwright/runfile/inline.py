@@ -125,4 +125,11 @@ def catalogue_name(section: dict[str, Any]) -> str | None:
     except MeshwrightError:
         return None
     known = ((name, catalog.model(name)) for name in catalog.model_names())
-    return next((name for name, one in known if replace(one, name=model.name, family=model.family) == model), None)
+    return next((name for name, one in known if _shapes(one) == _shapes(model)), None)
+
+
+def _shapes(model: Model) -> Model:
+    """The model without its names, its shared experts by their width together."""
+    if (x := model.experts) is not None:
+        x = replace(x, num_shared=0, shared_ffn_hidden=x.shared_hidden)
+    return replace(model, name="", family="", experts=x)

@@ -41,9 +41,15 @@ SWITCHED_OFF = ("model", "optimizer", "ddp", "dist")
 PROVIDERS = re.compile(
     r"(GPT|MLA|Mistral)ModelProvider|GPTProvider\w+|MistralSmall3ModelProvider24B|KimiK2Provider|"
     r"(Code)?Llama(2|3|31|32)?ModelProvider\w*|Qwen(2|25|3|3MoE)ModelProvider\w*|MoonlightModelProvider16B|"
+    r"GPTOSSProvider\w*|Qwen3NextModelProvider\w*|"
     r"DeepSeek(V2|V2Lite|V3)?ModelProvider|(GLMMoE|GLM45|GLM45Air)ModelProvider\w*"
 )
 """Classes of models that are determined by their fields."""
+
+ACTIVATIONS = (
+    ("silu", True), ("quick_gelu", True), ("gelu", False), ("fast_gelu", False), ("squared_relu", False),
+)  # fmt: skip
+"""Activation functions of run files, and whether their blocks have a gate."""
 
 DATA = ("GPTDatasetConfig", "MockGPTDatasetConfig")
 
@@ -163,7 +169,7 @@ def _values(key: str, value: Any) -> list[str] | None:
     if key == "pipeline_model_parallel_layout" and isinstance(value, list):
         known = all(isinstance(stage, list) and {*stage} <= LETTERS.keys() for stage in value)
         return [layout_letters(value) if known else str(value)]
-    if key == "moe_layer_freq":
+    if key.endswith("_freq"):
         return [str(value).replace(" ", "")]
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
@@ -234,7 +240,7 @@ def _offloaded_layers(fields: BridgeFields) -> int | None:
 
 def _model(fields: BridgeFields) -> dict[str, Any]:
     activation, is_gated = fields["model.activation_func"], bool(fields["model.gated_linear_unit"])
-    if (activation, is_gated) not in (("silu", True), ("gelu", False), ("fast_gelu", False)):
+    if (activation, is_gated) not in ACTIVATIONS:
         got = f"model.activation_func {activation} {'with' if is_gated else 'without'} a gate"
         raise InputError("a model that run files cannot express", got=got)
     shapes = _shapes(fields)
@@ -245,7 +251,10 @@ def _model(fields: BridgeFields) -> dict[str, Any]:
         expert_tensor = 1 if fields.integer("model.expert_model_parallel_size") > 1 else tensor
     latent = ("multi_latent_attention", "q_lora_rank", "kv_lora_rank", "rotary_scaling_factor")
     return {
-        "swiglu": is_gated,
+        "swiglu": activation == "silu",
+        "quick-geglu": is_gated and activation == "quick_gelu",
+        "squared-relu": activation == "squared_relu",
+        "activation-func-clamp-value": fields["model.activation_func_clamp_value"],
         "group-query-attention": bool(fields["model.num_query_groups"]),
         "expert-tensor-parallel-size": expert_tensor,
         "rope-scaling-factor": fields["model.rope_scaling_factor"] if fields["model.rope_scaling"] else None,

@@ -10,11 +10,11 @@ from typing import Any
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.models import model_like
 from meshwright.engines.megatron.megatron_lm.arithmetic import evaluate
-from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
+from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
 from meshwright.errors import InputError
 from meshwright.json_values import load_json
 from meshwright.runfile.inline import catalogue_name
-from meshwright.specs.model import Model
+from meshwright.specs.model import BlockKind, Model
 
 DEFAULT_TOKENIZER = "GPT2BPETokenizer"  # of pretrain_gpt.py
 GPT2_VOCABULARY = 50_257
@@ -33,25 +33,43 @@ SCALES = {
 }  # fmt: skip
 """Keys of Llama 3's scaling by their options in a fork, which needs all of them."""
 YARN_CONTEXT = 4096  # MLATransformerConfig.original_max_position_embeddings
+YARN = {
+    "original_context": ("yarn-original-max-position-embeddings", YARN_CONTEXT),
+    "beta_fast": ("yarn-beta-fast", 32.0), "beta_slow": ("yarn-beta-slow", 1.0),
+}  # fmt: skip
+"""Keys of YARN without latent attention by their options, with their defaults."""
+NOT_TRUNCATED = "no-yarn-correction-range-round-to-int"
+PAPERS = {"mscale": 1.0, "mscale_all_dims": 0.0}
+"""Temperatures of the paper, which run files have without a key."""
 
 _UNSUPPORTED = """
-    activation-func-clamp-value apply-residual-connection-post-layernorm attention-output-gate enable-mhc-connections
-    experimental-attention-variant heterogeneous-layers-config-encoded-json
-    heterogeneous-layers-config-path hybrid-layer-pattern hybrid-override-pattern is-hybrid-model
-    linear-attention-freq moe-latent-size moe-shared-expert-gate mrope-section mtp-hybrid-override-pattern
-    mtp-use-repeated-layer no-rope-freq qk-l2-norm quick-geglu rotary-interleaved squared-relu use-mup window-size
+    apply-residual-connection-post-layernorm enable-mhc-connections heterogeneous-layers-config-encoded-json
+    heterogeneous-layers-config-path mrope-section no-rope-freq qk-l2-norm rotary-interleaved use-mup
     use-embedding-scaling
 """
 UNSUPPORTED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(_UNSUPPORTED.split(), ()),
-    "glu-linear-offset": ("0", "0.0"),
+    "experimental-attention-variant": ("gated_delta_net",),
     "hybrid-attention-ratio": ("0", "0.0"),
     "hybrid-mlp-ratio": ("0", "0.0"),
     "relative-attention-num-buckets": ("32",),
     "rotary-seq-len-interpolation-factor": ("1", "1.0"),
-    "softmax-type": ("vanilla",),
+    "softmax-type": ("vanilla", "learnable"),
 }
-"""Options of models that no run file can express, with the values that have no effect."""
+"""Options of models that no run file can express, with the values that are read or have no effect."""
+CLAMPED = {"activation-func-clamp-value": 7.0, "glu-linear-offset": 1.0}
+"""Numbers of --quick-geglu in run files, those of gpt-oss."""
+LINEAR = {
+    "num_key_heads": ("linear-num-key-heads", 16), "num_value_heads": ("linear-num-value-heads", 32),
+    "key_head_dim": ("linear-key-head-dim", 128), "value_head_dim": ("linear-value-head-dim", 128),
+    "conv_kernel": ("linear-conv-kernel-dim", 4),
+}  # fmt: skip
+"""Keys of linear attention by their options, with their defaults."""
+STATES = {
+    "state_size": ("mamba-state-dim", 128), "head_dim": ("mamba-head-dim", 64), "num_groups": ("mamba-num-groups", 8),
+}  # fmt: skip
+"""Keys of state-space layers by their options, with their defaults."""
+PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
 
 
 def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | str:
@@ -64,14 +82,68 @@ def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | st
         got = " ".join(options.values(option)) or None
         if option in options and got not in no_effect:
             raise InputError(f"a model that run files cannot express: --{option}", got=got)
-    section = {"name": name, **_shapes(options)}
+    section = {"name": name, **_shapes(options)} | _blocks(options)
     rope = _positions(options, section)
     section |= {"rope": rope} if rope else {}
     if "num-experts" in options:
         section["experts"] = _experts(options, section)
-        if not section["experts"]["num_dense_layers"]:
-            del section["ffn_hidden"]
-    return catalogue_name(section) or section
+        if not section["experts"]["num_dense_layers"] and BlockKind.FEED_FORWARD not in section["layer_pattern"]:
+            section["ffn_hidden"], section["ffn_bias"] = 0, False
+    return catalogue_name(section) or {key: value for key, value in section.items() if value not in ("", None)}
+
+
+def _blocks(options: MegatronOptions) -> dict[str, Any]:
+    """Return layers of linear attention, and the layers of a hybrid, which hold one block each."""
+    written = next((text for name in PATTERNS if (text := options.text(name))), "")
+    main, *modules = written.split("/")
+    if module := options.text("mtp-hybrid-override-pattern"):
+        modules += [module] * options.integer("mtp-num-layers", 0)
+    parts = main.split("|")  # pipeline stages
+    if len({len(part) for part in parts}) > 1 or len(set(modules)) > 1:
+        what = "a pattern of layers with unequal pipeline stages or modules of prediction"
+        raise InputError(f"{what} has no place in run files", got=written)
+    options.flag("is-hybrid-model")
+    found: dict[str, Any] = {"layer_pattern": "".join(parts)}
+    if found["layer_pattern"]:
+        states = {key: options.integer(name, usual) for key, (name, usual) in STATES.items()}
+        heads = options.integer("mamba-num-heads", 2 * options.integer("hidden-size", 0) // states["head_dim"])
+        found["num_mtp_layers"] = len(modules)
+        found |= {"mtp_pattern": modules[0]} if modules else {}
+        found |= {"state_space": states | {"num_heads": heads}} if BlockKind.STATE_SPACE in main else {}
+    if options.text("experimental-attention-variant"):
+        linear = {key: options.integer(name, usual) for key, (name, usual) in LINEAR.items()}
+        found["linear_attention"] = linear | {"pattern": _pattern(options, "linear-attention-freq")}
+    return found
+
+
+def _pattern(options: MegatronOptions, name: str) -> list[bool]:
+    """Return which layers have a part, as the shortest pattern: of N, all but every N-th one."""
+    found, layers = evaluate(options.text(name), what=f"--{name}"), options.integer("num-layers", 0)
+    if isinstance(found, int):
+        found = [int((k + 1) % found > 0) for k in range(layers)] if found > 0 else []
+    if len(found) != layers:
+        raise InputError(f"--{name}", got=f"{len(found)} layers", allowed=f"the model's {layers}")
+    lengths = range(1, len(found) + 1)
+    length = next(n for n in lengths if all(one == found[k % n] for k, one in enumerate(found)))
+    return [bool(one) for one in found[:length]]
+
+
+def _window(options: MegatronOptions) -> dict[str, Any]:
+    """Return sliding windows. Megatron's left side leaves out the token itself, which run files count."""
+    numbers = [part.strip(" ()[]") for part in ",".join(options.values("window-size")).split(",")]
+    pattern = _pattern(options, "window-attn-skip-freq") if "window-attn-skip-freq" in options else [True]
+    if numbers in ([""], ["None"]) or numbers[0] == "-1":
+        return {}
+    if len(numbers) != 2 or not numbers[0].isdecimal() or numbers[1] not in ("0", "-1"):
+        raise InputError("--window-size is not the tokens before and after", got=",".join(numbers), allowed="127,0")
+    return {"window": int(numbers[0]) + 1, "window_pattern": pattern}
+
+
+def count_layers(options: MegatronOptions) -> None:
+    """Set --num-layers to the layers of a hybrid's pattern, as Megatron-LM does."""
+    if "num-layers" not in options and (found := "".join(map(options.text, PATTERNS))):
+        count = len(found.partition("/")[0].replace("|", ""))
+        options.unread["num-layers"] = Option(values=(str(count),), line=0)
 
 
 def idle_layers(options: MegatronOptions) -> list[int]:
@@ -86,15 +158,19 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
     for required in ("num-layers", "hidden-size", "num-attention-heads"):
         if options.integer(required, 0) < 1:
             raise InputError(f"the arguments lack --{required}", got=str(options.path))
-    hidden, is_gated = options.integer("hidden-size", 0), options.flag("swiglu")
+    is_clamped = options.flag("quick-geglu")
+    hidden, is_gated = options.integer("hidden-size", 0), options.flag("swiglu") or is_clamped
     width = int(4 * hidden * 2 / 3 / 64) * 64 if is_gated else 4 * hidden
     multiplier = options.number("hidden-dim-multiplier", 1.0)
     if is_gated and (multiple := options.integer("multiple-of", 0)):  # of FlagScale
         width = math.ceil(int(int(4 * hidden * 2 / 3) * multiplier) / multiple) * multiple
     norm = options.text("normalization", "LayerNorm")
     has_biases, has_qkv_biases = not options.flag("disable-bias-linear"), options.flag("add-qkv-bias")
-    if has_biases and is_gated:
-        options.note("biases of gated feed-forward blocks are not carried over: run files have them in attention alone")
+    for option, number in CLAMPED.items():
+        if (got := options.number(option, 0.0)) != number * is_clamped:
+            raise InputError(f"a model that run files cannot express: --{option}", got=got, allowed=number * is_clamped)
+    if options.flag("squared-relu") and not any(name in options for name in PATTERNS):
+        options.note("--squared-relu is not carried over: blocks without a gate have GELU in run files")
     for dropout in ("hidden-dropout", "attention-dropout"):
         if rate := options.number(dropout, 0.1):
             options.note(f"--{dropout} {rate:g} is not carried over: there is no dropout")
@@ -105,9 +181,13 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
         "attention": _attention(options, hidden=hidden) | _biases(has_biases, of_inputs=has_qkv_biases),
         "ffn_hidden": options.integer("ffn-hidden-size", width),
         "gated_ffn": is_gated,
+        "ffn_bias": has_biases,
+        "activation": "clamped_swiglu" if is_clamped else "silu",
         "tied_embeddings": not options.flag("untie-embeddings-and-output-weights"),
         "num_mtp_layers": options.integer("mtp-num-layers", 0),
+        "mtp_shared": options.flag("mtp-use-repeated-layer"),
         "norm_bias": norm == "LayerNorm",
+        "zero_centered_norms": options.flag("apply-layernorm-1p"),
         "norm_epsilon": options.number("norm-epsilon", 1e-5),
     }
 
@@ -209,6 +289,9 @@ def _attention(options: MegatronOptions, *, hidden: int) -> dict[str, Any]:
         "num_kv_heads": groups if is_grouped else heads,
         "head_dim": width,
         "qk_norm": normalised,
+        "output_gate": options.flag("attention-output-gate"),
+        "sinks": options.text("softmax-type") == "learnable",
+        **_window(options),
     }
 
 
@@ -221,20 +304,26 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
     base, fraction = options.number("rotary-base", 10_000.0), options.number("rotary-percent", 1.0)
     theta = options.number("rope-theta", base)  # of a fork, which does not use the other
     is_scaled, factor = options.flag("use-rope-scaling"), options.number("rope-scaling-factor", 8.0)
-    yarn = options.number("rotary-scaling-factor", 1.0)
     temperatures = {"mscale": options.number("mscale", 1.0), "mscale_all_dims": options.number("mscale-all-dim", 0.0)}
+    yarn = {
+        "scaling": "yarn", "factor": options.number("rotary-scaling-factor", 1.0), "original_context": YARN_CONTEXT,
+    }  # fmt: skip
     is_latent = section["attention"].get("kind") == "mla"
     rope_type = options.text("rope-type", "yarn" if is_latent else "rope")
     if is_latent:
-        scaled = {"scaling": "yarn", "factor": yarn, "original_context": YARN_CONTEXT, **temperatures}
-        return {"theta": theta} | (scaled if yarn != 1 and rope_type == "yarn" else {})
+        return {"theta": theta} | (yarn | temperatures if yarn["factor"] != 1 and rope_type == "yarn" else {})
     if kind == "learned_absolute" and not has_none:
         section["learned_positions"] = table
         return {}
+    if kind == "none" and section["layer_pattern"]:  # no engine rotates what hybrids attend to
+        return {}
+    if kind == "yarn":
+        yarn |= {key: options.number(name, usual) for key, (name, usual) in YARN.items()}
+        own = {} if temperatures == PAPERS else temperatures
+        return {"theta": theta, "truncate": not options.flag(NOT_TRUNCATED)} | yarn | own
     if kind != "rope" or rope_type != "rope":
-        raise InputError(
-            "positions that run files cannot express", got=f"{kind}, {rope_type}", allowed="rope, learned_absolute"
-        )
+        allowed = "rope, yarn, learned_absolute"
+        raise InputError("positions that run files cannot express", got=f"{kind}, {rope_type}", allowed=allowed)
     rope: dict[str, Any] = {"theta": theta} | ({"rotated_share": fraction} if fraction != 1 else {})
     if "rope-factor" in options:
         if absent := [name for name in SCALES.values() if name not in options]:
@@ -265,6 +354,9 @@ def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any
         "groups_per_token": options.integer("moe-router-group-topk", 0),
         "normalize_top_k": router == "sigmoid" or options.flag("norm-topk-prob") or not before,
         "routed_scale": options.number("moe-router-topk-scaling-factor", 1.0),
+        "bias": section["ffn_bias"],
+        "latent": options.integer("moe-latent-size", 0),
+        "shared_gate": options.flag("moe-shared-expert-gate"),
     }
     if shared:
         whole = width > 0 and shared % width == 0
@@ -275,6 +367,8 @@ def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any
 def _dense_layers(options: MegatronOptions) -> int:
     """Return the number of dense layers before the layers with experts. Raises InputError for any other order."""
     idle, num_layers = idle_layers(options), options.integer("num-layers", 0)
+    if any(name in options for name in PATTERNS):  # which names its dense layers
+        return 0
     text = options.text("moe-layer-freq", "1")
     pattern = evaluate(text, what="--moe-layer-freq")
     if isinstance(pattern, int):

@@ -13,7 +13,7 @@ from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_core.constructors import LR_DECAY_STYLES
-from meshwright.engines.megatron.megatron_lm.model_options import model_section
+from meshwright.engines.megatron.megatron_lm.model_options import count_layers, model_section
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, read
 from meshwright.engines.megatron.megatron_lm.parallel_options import ParallelDegrees, clusters_of, plan_section
 from meshwright.engines.megatron.megatron_lm.switch_options import stack_section
@@ -68,6 +68,7 @@ def run_of_options(options: MegatronOptions, *, cluster: StatedCluster, model: s
     from meshwright.runfile import named_cluster
 
     target = named_cluster(cluster, may_have_parts=True)
+    count_layers(options)
     degrees = ParallelDegrees.of(options, cluster=target)
     length, limit = options.integer("seq-length", 0), options.integer("max-position-embeddings", 0)
     if not length:

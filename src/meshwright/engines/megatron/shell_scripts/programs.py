@@ -10,7 +10,7 @@ from meshwright.engines.megatron.shell_scripts.syntax import HereDocument, Part,
 PROGRAM = re.compile(r"(^|/)(pretrain|train|finetune|posttrain)\w*\.py$")
 MENTIONED = re.compile(r"(^|[\s/])(pretrain|train|finetune|posttrain)\w*\.py(\s|$)")
 OTHER_MODELS = re.compile(
-    r"(^|/)(\w+_(bert|t5|ict|retro|biencoder|vision|vlm|mimo|mamba|hybrid|rl)(_\w+)?|(multimodal|mimo)/train\w*)\.py$"
+    r"(^|/)(\w+_(bert|t5|ict|retro|biencoder|vision|vlm|mimo|rl)(_\w+)?|(multimodal|mimo)/train\w*)\.py$"
 )
 """Training programs of models other than GPT, or of other trainings."""
 SCRIPT = re.compile(r"\.(sh|bash|slurm|sbatch)$")

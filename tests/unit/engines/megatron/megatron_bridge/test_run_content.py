@@ -222,7 +222,7 @@ def test_contradictions_are_noted(configuration, changes, words):
         ({"parallel.tensor": 4}, "Megatron-Bridge has no such field: got 'parallel.tensor'"),
         ({"model._target_": "megatron.bridge.models.gemma.gemma_provider.GemmaModelProvider"}, "GemmaModelProvider"),
         ({"model.activation_func": "relu"}, "model.activation_func relu with a gate"),
-        ({"model.window_size": [128, 0]}, "model.window_size"),
+        ({"model.window_size": [128, 3]}, "model.window_size"),
         ({"model.vocab_size": None}, "the size of the vocabulary is in the file"),
         ({"model.hidden_size": "${oc.env:WIDTH}"}, re.escape("model.hidden_size")),
         ({"model.seq_length": [64]}, r"run_config.yaml:\d+: model.seq_length is not a whole number"),
@@ -268,3 +268,19 @@ def test_yaml_that_is_not_theirs_is_megatron_lms(tmp_path: Path):
         imported(str(tmp_path / "other.yaml"))
     with pytest.raises(InputError, match="cannot read"):
         imported(str(tmp_path / "none.yaml"))
+
+
+def test_gpt_oss_is_the_catalogues(configuration):
+    own = {
+        "num_layers": 24, "hidden_size": 2880, "num_attention_heads": 64, "num_query_groups": 8, "kv_channels": 64,
+        "ffn_hidden_size": 2880, "vocab_size": 201_088, "add_bias_linear": True, "num_moe_experts": 32,
+        "activation_func": {"_target_": "megatron.core.fusions.fused_bias_geglu.quick_gelu", "_call_": False},
+        "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0, "softmax_type": "learnable",
+        "moe_router_topk": 4, "moe_ffn_hidden_size": 2880, "share_embeddings_and_output_weights": False,
+        "window_size": [127, 0], "window_attn_skip_freq": [1, 0] * 12, "position_embedding_type": "yarn",
+        "rotary_base": 150_000, "yarn_rotary_scaling_factor": 32.0, "yarn_original_max_position_embeddings": 4096,
+        "yarn_beta_fast": 32.0, "yarn_beta_slow": 1.0, "yarn_correction_range_round_to_int": False,
+    }  # fmt: skip
+    run, notes = imported(configuration({f"model.{key}": value for key, value in own.items()}))
+    assert run.model.name == "gpt-oss-20b"
+    assert "yarn" not in notes

@@ -161,7 +161,7 @@ def test_what_such_a_script_prints_is_read(tmp_path):
     "program",
     [
         "pretrain_bert.py",
-        "../../pretrain_hybrid.py",
+        "../../pretrain_vlm.py",
         "pretrain_vision_classify.py",
         "x/multimodal/train.py",
         "train_rl.py",
