@@ -89,6 +89,7 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("megatron", "llama3.1-8b", "h100-8x4", ()),
         ("megatron", "llama3.1-70b", "h100-8x1", ()),  # fits with optimizer states in host memory alone
         ("megatron", "qwen2.5-7b", "h100-8x4", ()),
+        ("megatron", "gpt3-175b", "a100-8x128", ("data.sequence_length=2048",)),
         ("megatron", "glm-4.5-air", "h100-8x16", ()),
         ("megatron", "qwen3-30b-a3b", "b200-8x4", ("stack.preset=recipe",)),
         ("megatron", "deepseek-v3", "b200-8x32", ("precision=mxfp8", "stack.preset=recipe")),

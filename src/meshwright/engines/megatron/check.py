@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
-from meshwright.engines.megatron.megatron_core.constructors import LR_DECAY_STYLES
+from meshwright.engines.megatron.megatron_core.constructors import LR_DECAY_STYLES, OF_ENGINE, biases
 from meshwright.engines.megatron.switches import fuses_experts, keeps_fp8_on_the_wire, offloaded_layers
 from meshwright.specs.features import FUSED_IN, CudaGraphs, Dispatcher, WireFormat
 from meshwright.specs.model import AttentionKind, Experts, Model, Rope, RopeScaling, Router
+from meshwright.specs.model_parts import parts_of
 from meshwright.specs.plan import Offload, Plan
 from meshwright.specs.run import Run, StateFormat, Task
 
@@ -51,19 +52,19 @@ def _problems(run: Run, *, trains_here: bool) -> tuple[Unsupported, ...]:
 def _model(model: Model, *, trains_here: bool) -> Iterator[Unsupported]:
     """Reasons for which GPTModel does not support `model`."""
     a, is_latent = model.attention, model.attention.kind is AttentionKind.MLA
+    needs_own = trains_here and "which need Transformer Engine,"
     for is_unsupported, what in (
-        (model.norm_bias, "LayerNorm"),
-        (not model.gated_ffn, "feed-forward blocks without a gate"),
-        (model.learned_positions > 0, "learned positions"),
-        (a.bias and (a.has_output_bias or is_latent), "biases of attention's output"),
-        (model.num_windowed_layers > 0, "sliding windows"),
+        (trains_here and (model.norm_bias or not model.gated_ffn), f"LayerNorm or blocks without a gate, {needs_own}"),
+        (trains_here and model.learned_positions > 0, f"learned positions, {needs_own}"),
+        (biases(model) is None or (a.bias and is_latent), "biases of some matrices of layers"),
+        (trains_here and (model.num_windowed_layers > 0 or a.sinks), f"windows or sinks, {needs_own}"),
         (trains_here and is_latent, "latent attention, which needs Transformer Engine,"),
     ):
         if is_unsupported:
             yield Unsupported(key="model", reason=f"{what} of {model.name} are not lowered")
     has: dict[str, Any] = {} if is_latent else {"rope.rotated_share": model.rope.rotated_share}
-    if a.bias and not a.has_output_bias:
-        has["attention.output_bias"] = False
+    has |= {} if trains_here else {path: value for path, value in parts_of(model).items() if path in OF_ENGINE}
+    has |= {"attention.output_bias": a.output_bias, "ffn_bias": model.ffn_bias}
     yield from refusals.model_parts(model, has=has)
     if trains_here:
         yield from refusals.predictions(model)
@@ -117,6 +118,13 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
         yield from refusals.other_precisions(run)
     if run.optimizer.states is not StateFormat.FP32 and trains_here:
         yield Unsupported(key="optimizer.states", reason="16-bit states need Transformer Engine: must be fp32")
+    if run.model.learned_positions not in (0, run.sequence_length):
+        rows = run.model.learned_positions
+        yield Unsupported(
+            key="data.sequence_length",
+            reason=f"Megatron-Bridge has a learned position for each token of a sequence, {run.model.name} has {rows}",
+            hint=f"data.sequence_length: {rows}",
+        )
     yield from refusals.absent_experts(run)
     yield from refusals.capacity_without_experts(run)
     yield from _switches(run, trains_here=trains_here)

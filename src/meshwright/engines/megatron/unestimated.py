@@ -35,6 +35,9 @@ OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-gro
 NAN_CHECK = "no-check-for-nan-in-loss-and-grad"
 """Option without which Megatron refuses graphs of the whole iteration."""
 
+GELU_FUSION = ("no-bias-gelu-fusion", "no-bias-activation-fusion")
+"""Options that blocks without gates and biases have, where Megatron refuses the fused function."""
+
 ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
 """Options that latent attention has without YARN, where Megatron refuses fused rotations."""
 
@@ -86,6 +89,8 @@ def unestimated(options: MegatronOptions) -> list[str]:
         expected = kernels.get(name)
         if name in ROPE_FUSION and "multi-latent-attention" in options:
             expected = "" if options.text("rope-type", "yarn") == "rope" else None
+        if name in GELU_FUSION and "disable-bias-linear" in options and "swiglu" not in options:
+            expected = ""
         if name == NAN_CHECK and options.text("cuda-graph-impl", "none") == "local":
             expected = ""
         if name in OF_STAGES:

@@ -25,6 +25,8 @@ train: {steps: 10}
 """
 LATENT = "model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, attention: {kind: mla, num_heads: 4, "
 LATENT += "num_kv_heads: 4, head_dim: 24, value_head_dim: 16, kv_lora_rank: 32, rope_head_dim: 8}}"
+PARTS = "model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, zero_centered_norms: true, "
+PARTS += "attention: {num_heads: 4}}"
 ALONE = {
     "fp8": ["precision=fp8"],
     "fp8_delayed": ["precision=fp8_delayed"],
@@ -35,6 +37,16 @@ ALONE = {
     "states": ["optimizer.states=bf16"],
     "states in host memory": ["parallel={data_shard: 16, sharding: optimizer, offload: optimizer}"],
     "latents": [LATENT],
+    "gpt3-175b": ["model=gpt3-175b", "data.sequence_length=2048",
+                  "parallel={tensor: 8, pipeline: 2, data_shard: 1, sharding: none}"],
+    "biases of some matrices": [PARTS.replace("num_heads: 4", "num_heads: 4, bias: true, output_bias: false")],
+    "positions without biases": ["model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, gated_ffn: false, "
+                                 "norm_bias: true, learned_positions: 8192, attention: {num_heads: 4}}"],
+    "windows and gates": [PARTS.replace("num_heads: 4", "num_heads: 4, window: 128, window_pattern: [true, false], "
+                                        "output_gate: true, sinks: true")],
+    "windows everywhere": [PARTS.replace("num_heads: 4", "num_heads: 4, window: 64, window_pattern: [true]")],
+    "latent experts": [PARTS.replace("ffn_hidden: 128", "ffn_hidden: 0").replace(
+        "}}", "}, experts: {num_experts: 8, top_k: 2, ffn_hidden: 32, num_shared: 1, shared_gate: true, latent: 16}}")],
     "deepseek-v2-lite": ["model=deepseek-v2-lite", "data.sequence_length=4096",
                          "parallel={expert: 8, data_shard: 16, sharding: optimizer}"],
     "deepseek-v3": ["model=deepseek-v3", "data.sequence_length=4096", "precision=fp8_blockwise",

@@ -173,7 +173,7 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
     renamed = {"max_sequence_length": "seq_length"}
     model = {renamed.get(key, key): value for key, value in settings.items()}
     model |= fused_kernels(run) | {
-        "rotary_base": round(run.model.rope.theta),
+        **({} if run.model.learned_positions else {"rotary_base": round(run.model.rope.theta)}),
         "vocab_size": padded_vocab(run.model, plan),
         "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
     }

@@ -20,6 +20,7 @@ from typing import Any
 from meshwright.cost.stages import layers_per_stage
 from meshwright.engines.megatron.switches import capacity, reduces_in_fp32
 from meshwright.specs.model import AttentionKind, Model, RopeScaling, Router
+from meshwright.specs.model_parts import parts_of
 from meshwright.specs.plan import AxisOrder, Offload, Plan, Recompute, Sharding
 from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
 
@@ -44,6 +45,16 @@ LOW_PRECISION = {
     "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
 }
 """Settings of the precisions with fp8 or fp4 GEMMs."""
+
+PARTS = {
+    "zero_centered_norms": "layernorm_zero_centered_gamma",
+    "attention.output_gate": "attention_output_gate",
+    "experts.latent": "moe_latent_size",
+    "experts.shared_gate": "moe_shared_expert_gate",
+}
+"""Settings of layers of Transformer Engine whose values are those of a part (`specs.model_parts`)."""
+OF_ENGINE = ("attention.sinks", "attention.window_pattern", *PARTS)
+"""Parts that need Transformer Engine, or Megatron's own attention, which training here does not use."""
 
 EXPERT_KERNELS = ("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
 """Kernels of Transformer Engine for experts."""
@@ -94,11 +105,11 @@ def transformer(run: Run, plan: Plan) -> Settings:
         "ffn_hidden_size": model.ffn_hidden or _expert_hidden(model),
         "num_attention_heads": model.attention.num_heads,
         **_attention(model),
-        "normalization": "RMSNorm",
+        "normalization": "LayerNorm" if model.norm_bias else "RMSNorm",
         "layernorm_epsilon": model.norm_epsilon,
-        "gated_linear_unit": True,
-        "activation_func": "silu",
-        "add_bias_linear": False,
+        "gated_linear_unit": model.gated_ffn,
+        "activation_func": "silu" if model.gated_ffn else "gelu",
+        "add_bias_linear": biases(model) == ALL,
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
@@ -114,6 +125,32 @@ def transformer(run: Run, plan: Plan) -> Settings:
     }
 
 
+ALL, QKV_ALONE = "all", "of queries, keys and values alone"
+
+
+def biases(model: Model) -> str | None:
+    """Return which matrices of layers have biases, "" for none; None: a choice that Megatron does not have."""
+    a, x = model.attention, model.experts
+    others = {a.has_output_bias, *((model.ffn_bias,) if model.num_dense_layers else ()), *((x.bias,) if x else ())}
+    if others == {a.bias} and (x is None or not a.bias):
+        return ALL if a.bias else ""
+    return QKV_ALONE if a.bias and not any(others) else None
+
+
+def _parts(model: Model) -> Settings:
+    """Settings of parts that few models have."""
+    a, has = model.attention, parts_of(model)
+    found: Settings = {setting: has[path] for path, setting in PARTS.items() if path in has}
+    if a.sinks:
+        found["softmax_type"] = "learnable"
+    if model.num_windowed_layers:  # Megatron does not count the token itself
+        found |= {
+            "window_size": [a.window - 1, 0],
+            "window_attn_skip_freq": [int(one) for one in model.windowed_layers],
+        }
+    return found
+
+
 def _predictions(run: Run) -> Settings:
     """Multi-token prediction; Megatron's weight is of the mean over modules too."""
     if not run.model.num_mtp_layers:
@@ -125,7 +162,7 @@ def _attention(model: Model) -> Settings:
     a, rope = model.attention, model.rope
     if a.kind is not AttentionKind.MLA:
         grouped = {"num_query_groups": a.num_kv_heads, "kv_channels": a.head_dim, "qk_layernorm": a.qk_norm}
-        return grouped | ({"add_qkv_bias": True} if a.bias else {})
+        return grouped | _parts(model) | ({"add_qkv_bias": True} if biases(model) == QKV_ALONE else {})
     is_yarn = rope.scaling is RopeScaling.YARN
     latent = {
         "multi_latent_attention": True,
@@ -136,6 +173,7 @@ def _attention(model: Model) -> Settings:
         "v_head_dim": a.v_dim,
         "qk_layernorm": True,  # of the latents
         "rope_type": "yarn" if is_yarn else "rope",
+        **_parts(model),
     }
     if not is_yarn:
         return latent
@@ -166,12 +204,13 @@ def _numerics(run: Run) -> Settings:
 def fused_kernels(run: Run) -> Settings:
     """Return the fusions that an estimate stands for, on wherever Megatron has them for the model.
 
-    `MLATransformerConfig` refuses fused rotations of latent attention without YARN. The fused loss rounds the gradient
-    of logits to bf16 (fusions/fused_cross_entropy.py), which fp32 does not want.
+    `TransformerConfig` refuses fused GELU without biases, and fused rotations of latent attention without YARN. The
+    fused loss rounds the gradient of logits to bf16 (fusions/fused_cross_entropy.py), which fp32 does not want.
     """
     is_latent = run.model.attention.kind is AttentionKind.MLA
     return {
         **dict.fromkeys(UNFUSED, True),
+        "bias_activation_fusion": run.model.gated_ffn or biases(run.model) == ALL,
         "apply_rope_fusion": not is_latent or run.model.rope.scaling is RopeScaling.YARN,
         "cross_entropy_loss_fusion": run.precision.name != "fp32",
         **(dict.fromkeys(EXPERT_KERNELS, True) if run.model.experts is not None else {}),
@@ -276,9 +315,11 @@ def gpt(run: Run, plan: Plan) -> Settings:
         "vocab_size": padded_vocab(model, plan),
         "max_sequence_length": run.sequence_length,
         "share_embeddings_and_output_weights": model.tied_embeddings,
-        "position_embedding_type": "rope",
-        "rotary_base": rope.theta,
+        "position_embedding_type": "learned_absolute" if model.learned_positions else "rope",
     }
+    if model.learned_positions:
+        return settings
+    settings["rotary_base"] = rope.theta
     if rope.rotated_share != 1:
         settings["rotary_percent"] = rope.rotated_share
     if rope.scaling is RopeScaling.LLAMA3:

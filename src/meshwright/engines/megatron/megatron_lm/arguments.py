@@ -14,7 +14,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.megatron_core.constructors import UNFUSED, Settings, fused_kernels, loop, settings_of
+from meshwright.engines.megatron.megatron_core.constructors import (
+    ALL,
+    UNFUSED,
+    Settings,
+    biases,
+    fused_kernels,
+    loop,
+    settings_of,
+)
 from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
 from meshwright.engines.megatron.unestimated import names_of_forks
 from meshwright.engines.software_line import software_line
@@ -28,6 +36,7 @@ RENAMED = {
     "clip_grad": "clip-grad",
     "fp8": "fp8-format",
     "fp4": "fp4-format",
+    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
 }
 SET_OTHERWISE = {  # under other names, or by other arguments
     "activation_func", "gated_linear_unit", "add_bias_linear", "params_dtype", "pipeline_dtype", "vocab_size",
@@ -91,6 +100,8 @@ def _option(key: str, value: Any) -> list[str]:
         return [f"--{name} {layout_letters(value)}"]
     if key == "moe_layer_freq" and isinstance(value, list):
         return [f"--{name} ([0]*{value.count(0)}+[1]*{value.count(1)})"]
+    if key.startswith("window"):
+        value = str(value).replace(" ", "") if key.endswith("freq") else ",".join(map(str, value))
     text = " ".join(map(str, value)) if isinstance(value, list) else value
     return [f"--{name} {text}"]
 
@@ -107,10 +118,12 @@ def layout_letters(stages: list[list[str]]) -> str:
 def _shape(run: Run) -> list[str]:
     model = run.model
     lines = [
-        "--use-mcore-models", "--swiglu", "--disable-bias-linear",
+        "--use-mcore-models", *(("--swiglu",) if model.gated_ffn else ()),
+        *(() if biases(model) == ALL else ("--disable-bias-linear",)),
         *(() if model.attention.kind is AttentionKind.MLA else ("--group-query-attention",)),
         f"--seq-length {run.sequence_length}", f"--max-position-embeddings {run.sequence_length}",
-        f"--rotary-base {round(model.rope.theta)}", f"--vocab-size {model.vocab}",
+        *(() if model.learned_positions else (f"--rotary-base {round(model.rope.theta)}",)),
+        f"--vocab-size {model.vocab}",
         "--make-vocab-size-divisible-by 1",
     ]  # fmt: skip
     lines += _fusions(run)
