@@ -52,12 +52,10 @@ def _problems(run: Run, *, trains_here: bool) -> tuple[Unsupported, ...]:
 def _model(model: Model, *, trains_here: bool) -> Iterator[Unsupported]:
     """Reasons for which GPTModel does not support `model`."""
     a, is_latent = model.attention, model.attention.kind is AttentionKind.MLA
-    needs_own = trains_here and "which need Transformer Engine,"
     for is_unsupported, what in (
-        (trains_here and (model.norm_bias or not model.gated_ffn), f"LayerNorm or blocks without a gate, {needs_own}"),
-        (trains_here and model.learned_positions > 0, f"learned positions, {needs_own}"),
+        (trains_here and not model.gated_ffn and model.experts is not None, "experts without a gate"),
         (biases(model) is None or (a.bias and is_latent), "biases of some matrices of layers"),
-        (trains_here and (model.num_windowed_layers > 0 or a.sinks), f"windows or sinks, {needs_own}"),
+        (trains_here and model.num_windowed_layers > 0, "windows, which need Transformer Engine,"),
         (trains_here and is_latent, "latent attention, which needs Transformer Engine,"),
     ):
         if is_unsupported:

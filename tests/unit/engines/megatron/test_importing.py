@@ -62,6 +62,8 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         ["model.tied_embeddings=true", "model.attention.qk_norm=true", "model.attention.head_dim=32"],
         ["model=qwen2.5-7b", "parallel={tensor: 4, data_shard: 2}"],
         ["model=llama3.1-8b", "parallel={tensor: 2, data_shard: 4, sequence_parallel: false, sharding: none}"],
+        ["model=gpt3-175b", "data.sequence_length=2048", "parallel={tensor: 8, data_shard: 1}"],
+        ["model.gated_ffn=false", "model.norm_bias=true", "model.learned_positions=256", "model.rope.theta=10000"],
         ["parallel={data_shard: 8, recompute: {modules: [core_attention, norm, mlp]}}"],
         ["parallel={pipeline: 2, data_shard: 4, recompute: {layers: 2}}"],
         ["parallel={pipeline: 2, data_shard: 4, layers_per_stage: [3, 5]}"],
@@ -76,9 +78,9 @@ MIXTURE = "model.experts={num_experts: 8, top_k: 2, ffn_hidden: 32%s}"
         [MIXTURE % ", normalize_top_k: false, num_shared: 1, shared_ffn_hidden: 48", "model.ffn_hidden=0",
          "parallel={data_shard: 8}"],
     ],
-    ids=["plain", "wsd", "linear", "inverse-sqrt", "constant", "llama3", "qwen3", "biases", "tensor", "modules",
-         "layers", "stages", "interleaved", "axis-order", "interleaved-layers", "experts", "catalogue", "sigmoid",
-         "not-normalised"],
+    ids=["plain", "wsd", "linear", "inverse-sqrt", "constant", "llama3", "qwen3", "biases", "tensor", "gpt3",
+         "no-biases", "modules", "layers", "stages", "interleaved", "axis-order", "interleaved-layers", "experts",
+         "catalogue", "sigmoid", "not-normalised"],
 )  # fmt: skip
 def test_our_exports_come_back(overrides, tmp_path):
     run = runfile.loads(TOY, overrides=overrides)

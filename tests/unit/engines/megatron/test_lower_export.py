@@ -37,11 +37,7 @@ ALONE = {
     "states": ["optimizer.states=bf16"],
     "states in host memory": ["parallel={data_shard: 16, sharding: optimizer, offload: optimizer}"],
     "latents": [LATENT],
-    "gpt3-175b": ["model=gpt3-175b", "data.sequence_length=2048",
-                  "parallel={tensor: 8, pipeline: 2, data_shard: 1, sharding: none}"],
     "biases of some matrices": [PARTS.replace("num_heads: 4", "num_heads: 4, bias: true, output_bias: false")],
-    "positions without biases": ["model={hidden: 64, num_layers: 4, vocab: 256, ffn_hidden: 128, gated_ffn: false, "
-                                 "norm_bias: true, learned_positions: 8192, attention: {num_heads: 4}}"],
     "windows and gates": [PARTS.replace("num_heads: 4", "num_heads: 4, window: 128, window_pattern: [true, false], "
                                         "output_gate: true, sinks: true")],
     "windows everywhere": [PARTS.replace("num_heads: 4", "num_heads: 4, window: 64, window_pattern: [true]")],

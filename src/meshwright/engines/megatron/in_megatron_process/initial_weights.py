@@ -19,35 +19,28 @@ from torch import Tensor
 from meshwright.engines.megatron.megatron_core.tensor_names import (
     TensorName,
     fused_with,
+    has_padded_rows,
     is_fused,
-    megatron_name,
-    tensor_names,
+    native_name,
 )
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
-from meshwright.training.models import build_model
 from meshwright.training.models.initialize import initial_weight
 from meshwright.training.weights import family_of, file_names
-from meshwright.training.weights.reading import check_weights, tensors_of
+from meshwright.training.weights.reading import check_weights
 
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": True}
 """Options of Megatron's checkpoints: layers, experts, gate and up are separate tensors with their own names."""
 
-ReadTensor = Callable[[TensorName], Tensor]
-
-
-def shapes_of(model: Model) -> dict[TensorName, tuple[int, ...]]:
-    """Return the shapes of all tensors of the whole model in the native engine."""
-    built = build_model(model)
-    return tensor_names(model, {name: tuple(tensor.shape) for name, tensor in tensors_of(built).items()})
+ReadTensor = Callable[[TensorName, tuple[int, ...]], Tensor]
+"""Returns a tensor of a shape."""
 
 
 def seeded_weights(model: Model, *, seed: int, device: torch.device) -> ReadTensor:
     """Return a function that creates the native engine's initial weights of `seed`."""
-    shapes = shapes_of(model)
 
-    def read(tensor: TensorName) -> Tensor:
-        return initial_weight(model, tensor.name, shape=shapes[tensor], expert=tensor.expert, seed=seed, device=device)
+    def read(tensor: TensorName, shape: tuple[int, ...]) -> Tensor:
+        return initial_weight(model, tensor.name, shape=shape, expert=tensor.expert, seed=seed, device=device)
 
     return read
 
@@ -56,7 +49,7 @@ def stored_weights(folder: Path, model: Model) -> ReadTensor:
     """Return a function that reads weights of a Hugging Face folder. Raises InputError for those of another model."""
     files, family = check_weights(folder, model), family_of(model)
 
-    def read(tensor: TensorName) -> Tensor:
+    def read(tensor: TensorName, _: tuple[int, ...]) -> Tensor:
         in_file = file_names(model, tensor.name, family=family)
         return files.read(in_file[tensor.expert or 0])
 
@@ -66,13 +59,10 @@ def stored_weights(folder: Path, model: Model) -> ReadTensor:
 @torch.no_grad()
 def fill(module: MegatronModule, model: Model, *, read: ReadTensor) -> None:
     """Set every parameter and routing bias of a GPTModel, or of its stage, to its shard."""
-    names: dict[str, TensorName] = {}
-    for tensor in shapes_of(model):
-        names.setdefault(megatron_name(tensor), tensor)
     for shard in _shards(module.sharded_state_dict(metadata=dict(METADATA))):
-        if shard.key not in names:
+        if (name := native_name(shard.key)) is None:
             raise InputError(f"Megatron has a tensor without known weights: {shard.key}")
-        whole = _unsharded(names[shard.key], model, read=read)
+        whole = _unsharded(name, model, shape=tuple(shard.global_shape), read=read)
         assert shard.data is not None
         shard.data.copy_(_shard_of(whole, shard))
 
@@ -93,10 +83,14 @@ def _shard_of(whole: Tensor, shard: ShardedTensor) -> Tensor:
     return whole[tuple(where)]
 
 
-def _unsharded(tensor: TensorName, model: Model, *, read: ReadTensor) -> Tensor:
-    """Return Megatron's unsharded tensor that contains `tensor`."""
+def _unsharded(tensor: TensorName, model: Model, *, shape: tuple[int, ...], read: ReadTensor) -> Tensor:
+    """Return Megatron's unsharded tensor of `shape` that contains `tensor`, without padding."""
     if not is_fused(tensor):
-        return read(tensor)
-    width, num_groups = model.attention.head_dim, model.attention.num_kv_heads
-    parts = [whole.view(num_groups, -1, width, *whole.shape[1:]) for whole in map(read, fused_with(tensor))]
+        return read(tensor, (model.vocab, *shape[1:]) if has_padded_rows(tensor) else shape)
+    a = model.attention
+    wholes = [
+        read(name, (heads * a.head_dim, *shape[1:]))
+        for name, heads in zip(fused_with(tensor), (a.num_heads, a.num_kv_heads, a.num_kv_heads), strict=True)
+    ]
+    parts = [whole.view(a.num_kv_heads, -1, a.head_dim, *whole.shape[1:]) for whole in wholes]
     return torch.cat(parts, dim=1).flatten(0, 2)

@@ -1,6 +1,6 @@
 """Modules for Megatron's layer specifications, in place of those that need Transformer Engine.
 
-SequenceParallelRMSNorm   Megatron's norm without Transformer Engine refuses sequence parallelism
+SequenceParallelNorm      Megatron's norm without Transformer Engine refuses sequence parallelism
 Fp32Router                Megatron's router GEMM calls Transformer Engine; its losses count too few tokens
 FusedAttention            PyTorch's fused kernels; Megatron's own attention stores all scores
 
@@ -24,13 +24,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 
-class SequenceParallelRMSNorm(nn.RMSNorm):
-    """RMSNorm whose gradient is summed over tensor ranks under sequence parallelism."""
+class SequenceParallelNorm:
+    """RMSNorm or LayerNorm whose gradients are summed over tensor ranks under sequence parallelism."""
 
-    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> None:
-        device = torch.empty(0, device="cuda").device
-        super().__init__(hidden_size, eps=eps, device=device, dtype=config.params_dtype)
-        self.weight.sequence_parallel = config.sequence_parallel  # pyright: ignore[reportAttributeAccessIssue]  # ty: ignore[missing-attribute]
+    def __new__(cls, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_: Any) -> Any:
+        kind, device = getattr(nn, config.normalization), torch.empty(0, device="cuda").device
+        norm = kind(hidden_size, eps=eps, device=device, dtype=config.params_dtype)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = config.sequence_parallel
+        return norm
 
 
 class Fp32Router(TopKRouter):
@@ -91,15 +93,15 @@ class FusedAttention(nn.Module):
 def layers_of(config: TransformerConfig, *, vp_stage: int | None) -> TransformerBlockSubmodules:
     """Return the layer specifications of a stage: Megatron's own with the modules above."""
     block: Any = get_gpt_decoder_block_spec(
-        config, use_transformer_engine=False, normalization="RMSNorm", vp_stage=vp_stage
+        config, use_transformer_engine=False, normalization=config.normalization, vp_stage=vp_stage
     )
-    block.layer_norm = SequenceParallelRMSNorm
+    block.layer_norm = SequenceParallelNorm
     for layer in block.layer_specs:
         parts, attention = layer.submodules, layer.submodules.self_attention.submodules
-        parts.input_layernorm = parts.pre_mlp_layernorm = SequenceParallelRMSNorm
+        parts.input_layernorm = parts.pre_mlp_layernorm = SequenceParallelNorm
         for name in ("q_layernorm", "k_layernorm"):
             if getattr(attention, name) is not IdentityOp:
-                setattr(attention, name, SequenceParallelRMSNorm)
+                setattr(attention, name, SequenceParallelNorm)
         attention.core_attention = FusedAttention
         if parts.mlp.module is MoELayer:
             parts.mlp.submodules.router = Fp32Router

@@ -11,19 +11,24 @@ Their biases, where the model has them, are one vector in the same order.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
 
 from meshwright.specs.model import Model
 
 OUTSIDE_LAYERS = {
     "embedding.weight": "embedding.word_embeddings.weight",
+    "positions.weight": "embedding.position_embeddings.weight",
     "norm.weight": "decoder.final_layernorm.weight",
+    "norm.bias": "decoder.final_layernorm.bias",
     "head.weight": "output_layer.weight",
 }
 
 NORMS = {
-    "attention_norm.weight": "self_attention.linear_qkv.layer_norm_weight",
-    "ffn_norm.weight": "mlp.linear_fc1.layer_norm_weight",
+    f"{norm}.{kind}": f"{layer}.layer_norm_{kind}"
+    for kind in ("weight", "bias")
+    for norm, layer in (("attention_norm", "self_attention.linear_qkv"), ("ffn_norm", "mlp.linear_fc1"))
 }
 
 FUSED = {
@@ -35,6 +40,7 @@ FUSED = {
 ATTENTION = {
     **FUSED,
     "attention.output.weight": "self_attention.linear_proj.weight",
+    "attention.output.bias": "self_attention.linear_proj.bias",
     "attention.query_norm.weight": "self_attention.q_layernorm.weight",
     "attention.key_norm.weight": "self_attention.k_layernorm.weight",
 }
@@ -42,7 +48,10 @@ ATTENTION = {
 DENSE = {
     "ffn.gate.weight": "mlp.linear_fc1.weight_w",
     "ffn.up.weight": "mlp.linear_fc1.weight_v",
+    "ffn.in.weight": "mlp.linear_fc1.weight",  # of a block without a gate
+    "ffn.in.bias": "mlp.linear_fc1.bias",
     "ffn.down.weight": "mlp.linear_fc2.weight",
+    "ffn.down.bias": "mlp.linear_fc2.bias",
 }
 
 EXPERTS = {
@@ -77,6 +86,28 @@ def megatron_name(tensor: TensorName) -> str:
         return OUTSIDE_LAYERS[tensor.name]
     _, index, inside = tensor.name.split(".", 2)
     return f"decoder.layers.{index}." + IN_LAYER[inside].format(expert=tensor.expert)
+
+
+@cache
+def _of_megatron() -> dict[str, str]:
+    """Native names within a layer by Megatron's; of fused ones the first."""
+    return {theirs: ours for ours, theirs in reversed(IN_LAYER.items())}
+
+
+def native_name(key: str) -> TensorName | None:
+    """Return the native tensor that Megatron's tensor `key` holds, the first of fused ones; None: it is not known.
+
+    >>> native_name("decoder.layers.3.mlp.experts.experts.7.linear_fc2.weight")
+    TensorName(name='layers.3.ffn.experts.down', expert=7)
+    """
+    if outside := next((ours for ours, theirs in OUTSIDE_LAYERS.items() if theirs == key), None):
+        return TensorName(name=outside)
+    if not (found := re.fullmatch(r"decoder\.layers\.(\d+)\.(.*?)(?:(?<=\.experts\.)(\d+)(\..*))?", key)):
+        return None
+    layer, inside, expert, rest = found.groups()
+    ours = _of_megatron().get(inside if expert is None else f"{inside}{{expert}}{rest}")
+    number = None if expert is None else int(expert)
+    return None if ours is None else TensorName(name=f"layers.{layer}.{ours}", expert=number)
 
 
 def is_fused(tensor: TensorName) -> bool:
