@@ -18,7 +18,7 @@ from meshwright import runfile
 from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.run_export import plan_memory
 from meshwright.catalog.engines import engine_names
-from meshwright.engines.base import Imported, ImportingEngine, StatedCluster, find_engine
+from meshwright.engines.base import ASSUMED, Imported, ImportingEngine, StatedCluster, find_engine
 from meshwright.engines.maxtext_scripts import MaxTextCall, maxtext_call
 from meshwright.engines.recognition import recognised
 from meshwright.errors import InputError
@@ -92,7 +92,8 @@ def import_configuration(
     )
     stream = StringIO()
     YAML().dump(found.content, stream)
-    text = f"# From {source}, a configuration of {found.program or name}\n{stream.getvalue()}"
+    assumed = "".join(f"# {note}\n" for note in found.notes if note.startswith(ASSUMED))
+    text = f"# From {source}, a configuration of {found.program or name}\n{assumed}{stream.getvalue()}"
     run = runfile.loads(text, file=str(file or Path(source).with_suffix(".yaml")))
     refusals = [f"the {name} engine: {problem}" for problem in reader.check(run)]
     memory, cautions = plan_memory(run)

@@ -157,6 +157,10 @@ class Imported:
     program: str = ""  # whose configuration it is, where the engine is another
 
 
+ASSUMED = "assumed:"
+"""Beginning of a note on a value that the configuration lacks; the run file that is written contains the note."""
+
+
 def not_estimated(settings: Iterable[str]) -> list[str]:
     """Return the note on `settings` that change the speed or the memory and have no key in a run file; none if empty.
 

@@ -21,7 +21,10 @@ from meshwright.runfile import document as documents
 from meshwright.runfile.schema import RunFile
 
 ENDINGS = (".yaml", ".yml", ".json")
-OF_RUN_FILES = {"model": "model", "data.sequence_length": "sequence_length", "batch.micro": "micro"}
+OF_RUN_FILES = {
+    "model": "model", "data.sequence_length": "sequence_length", "batch.micro": "micro",
+    "train.preference": "preference",
+}  # fmt: skip
 """Keys of a run file in place of a setting that the configuration lacks."""
 MOST_FILES = 8
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from meshwright.catalog.entries import CatalogKind, entry
 from meshwright.catalog.models import MIRRORS, model_like, model_of_repository
-from meshwright.engines.base import Imported, StatedCluster, not_estimated
+from meshwright.engines.base import ASSUMED, Imported, StatedCluster, not_estimated
 from meshwright.engines.trainers.adapters import lora_task
 from meshwright.engines.trainers.files import OF_RUN_FILES, read_settings
 from meshwright.engines.trainers.settings import Given, Settings
@@ -33,6 +33,8 @@ FSDP = {
     "hybrid_shard_zero2": "gradients", "5": "gradients",
 }  # fmt: skip
 """Sharding by the strategies of PyTorch's first FSDP, by name and by number."""
+OBJECTIVE_NAMES = ("output_dir", "run_name", "hub_model_id")
+"""Settings whose words may name the loss of pairs."""
 NEEDED = {"model": "NAME", "sequence_length": "TOKENS", "micro": "SEQUENCES", "learning_rate": "RATE"}
 """Settings without which there is no run, with what messages write for a value."""
 ATTENTION_KEYS = {"xformers": "xformers", "fa2": "flash_attention_2", "flex": "flex_attention", "eager": "eager"}
@@ -54,11 +56,11 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     over = documents.RunFileDocument(file="", value={})
     for part in settings.overlay.values():
         over = documents.override(over, part)
-    given = {"sequence_length": over.value.get("data", {}), "micro": over.value.get("batch", {})}
-    for setting, section in given.items():
-        if setting in section:
-            settings.given[setting] = Given(value=section[setting], key=setting, file=settings.file)
+    for setting, section in (("sequence_length", "data"), ("micro", "batch"), ("preference", "train")):
+        if setting in (found := over.value.get(section, {})):
+            settings.given[setting] = Given(value=found[setting], key=setting, file=settings.file)
     component, kind = _builder(settings)
+    _assume_length(settings, component or settings.get("model"))
     _ask(settings)
     task = lora_task(settings, kind=kind)
     pairs = _preference(settings, task)
@@ -99,28 +101,76 @@ def _builder(settings: Settings) -> tuple[str | None, str | None]:
     return component.removeprefix(f"{kind}_"), kind
 
 
+def _assume_length(settings: Settings, model: Any) -> None:
+    """Give the longest sequence that the model takes, as an assumption, where the trainer shortens no sample.
+
+    Without a length nothing is packed: the length is asked for where a file packs samples all the same.
+    """
+    longest = settings.table.longest.get(str(model).lower())
+    if longest is None or settings.get("sequence_length") is not None or settings.truth("packing"):
+        return
+    key = settings.key("sequence_length")
+    settings.given["sequence_length"] = Given(value=longest, key=key, file=settings.file)
+    settings.notes.insert(
+        0,
+        f"{ASSUMED} sequences of {longest} tokens, the most that the model takes: without {key} they are as long as "
+        "the data's, and time and memory of a step are at most those of the estimate; "
+        f'"{settings.file.name} {key}=TOKENS" gives another length',
+    )
+
+
+def _objective(settings: Settings) -> str:
+    """Return the loss of pairs, empty for none: as a key states it, else by the names of a file of pairs.
+
+    Files of TRL do not state which trainer reads them, and its trainers of pairs have the same keys.
+    """
+    if "preference" in settings.given or not settings.truth("named_objective"):
+        found = settings.text("preference") or ""
+        return (settings.text("preference_loss") or found) if found == "dpo" else found
+    if settings.get("margin_ratio") is not None:
+        return "simpo"
+    names = [*settings.file.absolute().parts[-3:], *(settings.get(name) for name in OBJECTIVE_NAMES)]
+    parts = {*re.split(r"[^a-z0-9]+", " ".join(map(str, names)).lower())}
+    found = [name for name in settings.values("preference") if name in parts]
+    if len(found) != 1:
+        allowed = " or ".join(f"train.preference={name}" for name in settings.values("preference"))
+        hint = f'give it behind the file: "{settings.file.name} train.preference=dpo"'
+        raise InputError(f"{settings.file} does not name the loss of its pairs", allowed=allowed, hint=hint)
+    settings.notes.insert(0, f"{ASSUMED} {found[0]} is the loss of pairs, by the names of the file and of its run")
+    return found[0]
+
+
 def _preference(settings: Settings, task: dict[str, Any]) -> dict[str, Any]:
     """Return the key of `train` for pairs of answers, each as long as the sequences of the trainer; else nothing.
 
     Trainers switch the dropout of adapters off, here in `task`, so that the reference is the same function.
     """
-    if not settings.text("preference"):
+    loss = _objective(settings)
+    if not loss:
         return {}
-    loss = settings.text("preference_loss") or "dpo"
-    margin = settings.number("preference_margin") if loss == "simpo" else None
-    smoothing = settings.number("preference_smoothing") if loss == "dpo" else None
-    found = {"beta": settings.number("preference_beta"), "margin": margin, "label_smoothing": smoothing}
+    beta, ratio = settings.number("preference_beta"), settings.number("margin_ratio")
+    margin = settings.number("preference_margin") if ratio is None or beta is None else beta * ratio
+    of_loss = {
+        "dpo": {"label_smoothing": settings.number("preference_smoothing")},
+        "simpo": {"margin": margin},
+        "kto": {name: settings.number(name) for name in ("desirable_weight", "undesirable_weight")},
+    }
+    found = {"beta": beta, **of_loss.get(loss, {})}
     if task and task["lora"]["dropout"]:
+        if not settings.truth("pairs_without_dropout"):
+            raise settings.error("dropout", "run files have no dropout beside pairs of answers", allowed="0")
         task["lora"]["dropout"] = 0.0
         settings.notes.append(
             f"{settings.key('dropout')} is read as 0: {settings.table.title} switches it off for pairs"
         )
     is_precomputed = settings.truth("precomputed_reference")
-    if loss == "dpo" and task and is_precomputed:
+    has_reference = loss in ("dpo", "kto")
+    if has_reference and task and is_precomputed:
         settings.notes += not_estimated(["log-probabilities of the reference that are computed before the first step"])
-    elif loss == "dpo" and not task and not is_precomputed:
+    elif has_reference and not task and not is_precomputed:
         settings.notes += not_estimated(["a copy of the model as the reference, and its forward pass in each step"])
-    settings.notes.append("data.sequence_length holds both answers of a pair: twice the trainer's sequence")
+    pair = "an answer and a mismatched one" if loss == "kto" else "both answers of a pair"
+    settings.notes.append(f"data.sequence_length holds {pair}: twice the trainer's sequence")
     return {"preference": {"loss": loss} | {key: value for key, value in found.items() if value is not None}}
 
 

@@ -8,6 +8,7 @@
     not_carried    keys that change learning a little and have no place in a run file: they are noted
     without_effect keys that change neither step nor learning
     off            key -> values that are as if it were not set, besides null, false, 0 and empty ones
+    longest        model -> tokens of its longest sequence, where the trainer shortens no sample by default
     marks          sets of keys by one of which a configuration is recognised
     extends        table whose keys it has too; `values_of`: whose values alone
     shares_work    true: it says how devices share the work, and names no model
@@ -26,8 +27,8 @@ from typing import Any
 
 FOLDER = Path(__file__).with_name("tables")
 ORDER = (
-    "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory", "trl", "transformers",
-    "accelerate", "deepspeed",
+    "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory", "trl_pairs", "trl",
+    "transformers", "accelerate", "deepspeed",
 )  # fmt: skip
 """Tables in the order in which their marks are looked for: special ones first."""
 OFF = (None, False, "", [], {}, "none", "None", "no", "off", "false")
@@ -48,6 +49,7 @@ class TrainerTable:
     not_carried: frozenset[str]
     without_effect: frozenset[str]
     off: Mapping[str, list[Any]]
+    longest: Mapping[str, int]
     shares_work: bool
 
     def knows(self, key: str) -> bool:
@@ -86,6 +88,7 @@ def table(name: str) -> TrainerTable:
     values = {setting: dict(found) for setting, found in (others.values if others else {}).items()}
     for setting, found in read.get("values", {}).items():
         values[setting] = values.get(setting, {}) | found
+    above = below.refused if below else {}
     refused = {key: reason for reason, keys in read.get("refused", {}).items() for key in keys.split()}
     return TrainerTable(
         title=read["title"],
@@ -94,13 +97,14 @@ def table(name: str) -> TrainerTable:
         keys=read["keys"] | {key: one for key, one in (below.keys if below else {}).items() if key not in read["keys"]},
         defaults=(below.defaults if below else {}) | read.get("defaults", {}),
         values=values,
-        refused=dict(below.refused if below else {}) | refused,
+        refused={key: one for key, one in above.items() if key not in read["keys"]} | refused,
         **{
             name: (getattr(below, name) - {*read["keys"]} if below else frozenset())
             | {*read.get(name, {}).get("keys", "").split()}
             for name in ("not_estimated", "not_carried", "without_effect")
         },
         off=(below.off if below else {}) | read.get("not_estimated", {}).get("off", {}) | read.get("off", {}),
+        longest=read.get("longest", {}),
         shares_work=read.get("shares_work", False),
     )
 

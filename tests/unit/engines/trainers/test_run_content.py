@@ -8,6 +8,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright import runfile
+from meshwright.answers.run_import import import_configuration
 from meshwright.catalog import huggingface
 from meshwright.engines.native.check import check
 from meshwright.engines.recognition import recognised
@@ -80,6 +81,14 @@ DEEPSPEED = {
     "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 5e8},
     "bf16": {"enabled": "auto"}, "train_micro_batch_size_per_gpu": "auto", "gradient_clipping": "auto",
 }  # fmt: skip
+PAIRS = {
+    "model_name_or_path": "meta-llama/Llama-3.1-8B", "dataset_mixer": {"a": 1.0}, "beta": 2.0, "max_length": 2048,
+    "max_prompt_length": 1800, "learning_rate": 6e-7, "per_device_train_batch_size": 2, "loss_type": "sigmoid",
+}  # fmt: skip
+TORCHTUNE_DPO = TORCHTUNE | {
+    "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2, "label_smoothing": 0.1},
+    "dataset": {"_component_": "torchtune.datasets.stack_exchange_paired_dataset"},
+}
 
 
 @pytest.fixture
@@ -294,7 +303,12 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
     [
         (AXOLOTL | {"rl": "grpo"}, "rl: run files do not have it"),
         (AXOLOTL | {"rl": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: 0.1"),
-        (LLAMA_FACTORY | {"stage": "kto"}, "stage: run files do not have it"),
+        (LLAMA_FACTORY | {"stage": "rm"}, "stage: run files do not have it"),
+        (PAIRS | {"loss_type": "apo_zero"}, "loss of another objective: loss_type: \"apo_zero\""),
+        (PAIRS, "does not name the loss of its pairs: allowed: train.preference=dpo or"),
+        (PAIRS | {"run_name": "a-dpo-of-an-orpo"}, "does not name the loss of its pairs"),
+        (TORCHTUNE_DPO | {"loss": {"_component_": "torchtune.rlhf.loss.PPOLoss"}}, "loss._component_: run files do"),
+        (TORCHTUNE_DPO | {"model": TORCHTUNE["model"] | {"lora_dropout": 0.1}}, "lora_dropout: run files have no"),
         (LLAMA_FACTORY | {"stage": "dpo", "pref_loss": "ipo"}, "pref_loss: run files do not have it"),
         (LLAMA_FACTORY | {"stage": "dpo", "pref_ftx": 1.0}, "pref_ftx: 1.0"),
         (LLAMA_FACTORY | {"finetuning_type": "oft"}, "finetuning_type: run files do not have it"),
@@ -351,6 +365,54 @@ def test_a_key_at_its_default_refuses_nothing(read):
     off = {"rl": None, "neftune_noise_alpha": 0, "peft_use_dora": False, "unfrozen_parameters": [], "qat": None}
     read(AXOLOTL | off)
     read(LLAMA_FACTORY | {"stage": "pt", "use_galore": False, "quantization_method": "bnb"})
+
+
+@pytest.mark.parametrize(
+    ("content", "behind", "expected"),
+    [
+        (PAIRS | {"output_dir": "data/zephyr-7b-dpo-full"}, "", Preference(beta=2.0)),
+        (PAIRS | {"hub_model_id": "lab/zephyr-ORPO"}, "", Preference(loss=PreferenceLoss.ORPO, beta=2.0)),
+        (PAIRS | {"label_smoothing": 0.1}, "train.preference=dpo", Preference(beta=2.0, label_smoothing=0.1)),
+        (PAIRS | {"undesirable_weight": 1.5}, "train.preference=kto",
+         Preference(loss=PreferenceLoss.KTO, beta=2.0, undesirable_weight=1.5)),
+        (PAIRS | {"gamma_beta_ratio": 0.5}, "", Preference(loss=PreferenceLoss.SIMPO, beta=2.0, margin=1.0)),
+        (TORCHTUNE_DPO, "", Preference(beta=0.2, label_smoothing=0.1)),
+        (AXOLOTL | {"rl": "kto", "rl_beta": 0.5, "kto_desirable_weight": 0.2}, "",
+         Preference(loss=PreferenceLoss.KTO, beta=0.5, desirable_weight=0.2)),
+        (AXOLOTL | {"rl": "orpo", "orpo_alpha": 0.3}, "", Preference(loss=PreferenceLoss.ORPO, beta=0.3)),
+        (LLAMA_FACTORY | {"stage": "kto", "pref_loss": "sigmoid", "kto_rejected_weight": 2}, "",
+         Preference(loss=PreferenceLoss.KTO, undesirable_weight=2)),
+    ],
+)  # fmt: skip
+def test_the_loss_of_pairs_and_its_arguments(read, content, behind, expected):
+    run = read(content, behind=behind)
+    length = next(content[key] for key in ("max_length", "sequence_len", "cutoff_len", "tokenizer") if key in content)
+
+    assert run.train.preference == expected
+    assert run.sequence_length == 2 * (length["max_seq_len"] if isinstance(length, dict) else length)
+    is_assumed = "output_dir" in content or "hub_model_id" in content
+    assert read.notes[0].startswith("assumed: ") == is_assumed
+
+
+def test_a_length_that_the_data_have_is_assumed_to_be_the_longest(read, tmp_path):
+    content = TORCHTUNE | {"tokenizer": {"max_seq_len": None}, "dataset": {"packed": False}}
+    run = read(content)
+
+    assert run.sequence_length == 131072
+    assert "assumed: sequences of 131072 tokens" in read.notes[0]
+    assert "tokenizer.max_seq_len=TOKENS" in read.notes[0]
+    written = import_configuration(str(tmp_path / "part0.yaml"), engine="native", cluster="h100-8x1")
+    assert f"\n# {read.notes[0]}\n" in written.text
+    assert read(content, behind="data.sequence_length=2048").sequence_length == 2048
+    assert not any("assumed" in note for note in read.notes)
+
+
+def test_adapters_of_torchtune_with_magnitudes(read):
+    model = {"_component_": "torchtune.models.llama3.lora_llama3_8b", "use_dora": True, "lora_attn_modules": ["q_proj"]}
+    run = read(TORCHTUNE | {"model": model})
+
+    assert run.lora.use_dora
+    assert (run.lora.rank, run.lora.targets) == (8, ("query",))
 
 
 def test_what_is_missing_is_given_behind_the_file(read):
