@@ -13,7 +13,10 @@ from meshwright.runfile.synonyms import LORA_TARGETS
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 ALL = (*ATTENTION, *MLP)
-EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
+EVERY_LAYER = re.compile(
+    r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?(?:\(_checkpoint_wrapped_module\\?\.\)\?)?"
+    r"\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?"
+)
 """A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
 
 

@@ -364,6 +364,7 @@ def test_an_unknown_key_is_left_out_on_request(read, content):
 def test_a_key_at_its_default_refuses_nothing(read):
     off = {"rl": None, "neftune_noise_alpha": 0, "peft_use_dora": False, "unfrozen_parameters": [], "qat": None}
     read(AXOLOTL | off)
+    read(AXOLOTL | {"model_quantization_config": "Mxfp4Config"})
     read(LLAMA_FACTORY | {"stage": "pt", "use_galore": False, "quantization_method": "bnb"})
 
 
@@ -454,6 +455,7 @@ def test_experts_that_stay_wide_are_noted(read):
 @pytest.mark.parametrize(
     ("given", "targets"),
     [("model.layers.[\\d]+.(mlp|self_attn).(up|q|o)_proj", ("query", "output", "up")),
+     ("model.language_model.layers.[\\d]+.(_checkpoint_wrapped_module.)?(mlp|self_attn).(up|q)_proj", ("query", "up")),
      ("q_proj, k_proj", ("query", "key")), (["self_attn.v_proj", "down_proj"], ("value", "down")), ("all-linear", 7)],
 )  # fmt: skip
 def test_targets_of_adapters(read, given, targets):
