@@ -104,9 +104,12 @@ def settings(tree: ast.Module) -> Iterator[str]:
         if isinstance(node, ast.Attribute) and (path := ast.unparse(node)).startswith("cfg."):
             if not path.endswith(".get"):
                 yield path.removeprefix("cfg.")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) == "cfg.get" and node.args:
-            if isinstance(node.args[0], ast.Constant):
-                yield str(node.args[0].value)
+        elif (
+            isinstance(node, ast.Call)
+            and ast.unparse(node.func) == "cfg.get"
+            and isinstance(node.args[0], ast.Constant)
+        ):
+            yield str(node.args[0].value)
 
 
 if __name__ == "__main__":
