@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from meshwright.errors import InputError
 from meshwright.specs.run import Run, with_warmup_steps
 
 
@@ -20,6 +21,10 @@ def with_counted_epochs(run: Run) -> tuple[Run, str | None]:
     epochs = run.train.epochs
     if epochs is None:
         return run, None
+    if run.data.is_synthetic:
+        raise InputError(
+            "train.epochs: random tokens have no end", hint="data.source names the data; or give train.steps"
+        )
     from meshwright.training.data import open_data
 
     num_samples = open_data(run).train.num_samples

@@ -464,8 +464,6 @@ def _refuse_train(file: schema.RunFile, document: RunFileDocument) -> None:
         )  # fmt: skip
     if train.epochs is not None and not isinstance(source := file.data.source, str):
         raise BelowError("epochs", f"the {len(source)} sources have epochs of their own", hint="give train.steps")
-    if train.epochs is not None and file.data.source == specs.SYNTHETIC:
-        raise BelowError("epochs", "random tokens have no end", hint="give train.steps")
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:

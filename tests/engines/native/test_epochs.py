@@ -14,7 +14,7 @@ import meshwright as mw
 from meshwright import runfile
 from meshwright.engines.epochs import with_counted_epochs
 from meshwright.engines.refusals import endless
-from meshwright.errors import RunFileError
+from meshwright.errors import InputError, RunFileError
 from meshwright.training.data import open_data
 from meshwright.training.optimizer import learning_rate
 
@@ -66,7 +66,6 @@ def test_a_training_takes_the_steps_of_its_epochs(tmp_path, without_measuring):
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        (("data.source=synthetic",), "random tokens have no end"),
         (("train.steps=3",), "both steps and epochs are given"),
         (("batch.label_tokens=100",), "epochs: is given, but with batch.label_tokens"),
         (("data.source={a: {path: x.txt}, b: {path: y.txt}}",), "the 2 sources have epochs of their own"),
@@ -75,3 +74,8 @@ def test_a_training_takes_the_steps_of_its_epochs(tmp_path, without_measuring):
 def test_epochs_that_cannot_be_counted_are_refused(more, words, tmp_path):
     with pytest.raises(RunFileError, match=words):
         tiny_run(*overrides(tmp_path / "text.txt", "train.epochs=2", *more))
+
+
+def test_random_tokens_have_no_epochs():
+    with pytest.raises(InputError, match="random tokens have no end"):
+        with_counted_epochs(tiny_run("train.steps=null", "train.epochs=2"))

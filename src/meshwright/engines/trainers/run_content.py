@@ -362,11 +362,21 @@ def _optimizer(settings: Settings) -> dict[str, Any]:
 def _schedule(settings: Settings) -> dict[str, Any]:
     steps = _steps(settings)
     kind, _, warm_up = (settings.text("schedule") or "constant").partition(" ")
-    warm = 0 if kind == "constant" and not warm_up else _warm_up(settings, steps)
+    warm = {} if kind == "constant" and not warm_up else _warm_up(settings, steps)
     rate, final = settings.number("learning_rate"), settings.number("final_ratio")
     if final is None and rate and (last := settings.number("final_rate")) is not None:
         final = last / rate
-    found: dict[str, Any] = {"schedule": kind, "warmup_steps": warm}
+    found: dict[str, Any] = {"schedule": kind, **warm}
+    cycles = settings.number("cycles")
+    if kind == "cosine_with_restarts":
+        found["cycles"] = settings.count("cycles") or 1
+    elif cycles not in (None, 0.5):  # half a cosine is the usual one
+        raise settings.error("cycles", f"a schedule that run files do not have: {kind} of so many cycles")
+    if kind == "polynomial":
+        found["power"] = settings.number("power") or 1.0
+        final = final or (settings.number("polynomial_end") or 1e-7) / (rate or 1.0)
+    if kind == "inverse_sqrt" and not any(warm.values()):
+        raise settings.error("schedule", "inverse_sqrt without a warm-up has a time scale of its own in transformers")
     if kind == "wsd":
         decay = settings.count("decay_steps")
         if decay is None or steps is None:
@@ -377,23 +387,27 @@ def _schedule(settings: Settings) -> dict[str, Any]:
     return found if kind == "constant" else found | {"final_ratio": final or 0.0}
 
 
-def _warm_up(settings: Settings, steps: int | None) -> int:
-    """Return the steps of warm-up; a share of an unknown number of steps is noted and is 0."""
+def _warm_up(settings: Settings, steps: int | None) -> dict[str, Any]:
+    """Return the steps of warm-up, or their share of an unknown number of steps."""
     given, ratio = settings.number("warmup_steps"), settings.number("warmup_ratio")
     name = "warmup_steps" if given else "warmup_ratio"
     share = given if given and 0 < given < 1 else None if given else ratio
     if share and not 0 <= share < 1:
         raise settings.error(name, "must be a share of the steps", allowed="0 to 1")
-    if settings.get("warmup_epochs") or (share and steps is None):
-        key = settings.key("warmup_epochs" if settings.get("warmup_epochs") else name)
+    if settings.get("warmup_epochs"):
+        key = settings.key("warmup_epochs")
         settings.notes.append(f"{key} is not carried over: it is a share of steps, whose number is not known")
-        return 0
-    if not share or steps is None:
-        return settings.count("warmup_steps", least=0) or 0
+        return {"warmup_steps": 0}
+    if not share:
+        return {"warmup_steps": settings.count("warmup_steps", least=0) or 0}
+    if steps is None:
+        if name not in settings.given and (most := settings.count("warmup_most")):
+            settings.notes.append(f"the warm-up is {share:g} of the steps, and not at most {most}, as in the trainer")
+        return {"warmup_ratio": share}
     found = math.floor(share * steps) if settings.truth("warmup_rounds_down") else math.ceil(share * steps)
     if name not in settings.given:
         found = min(found, settings.count("warmup_most") or found)
-    return (settings.count("warmup_of_one") or 1) if found == 1 else found
+    return {"warmup_steps": (settings.count("warmup_of_one") or 1) if found == 1 else found}
 
 
 def _steps(settings: Settings) -> int | None:
@@ -416,12 +430,11 @@ def _train(settings: Settings) -> dict[str, Any]:
         return found | {"tokens": tokens}
     epochs, key = settings.number("epochs"), settings.table.key_of("steps") or "train.steps"
     settings.notes.append(
-        f"{settings.key('epochs')}: {epochs:g} of data that are not counted: the run file has no number of steps; "
-        f'"{settings.file.name} {key}=STEPS" gives one'
+        f"{settings.key('epochs')}: `train` counts the steps of {epochs:g}, once data.source names the data"
         if epochs
         else f'the run has no number of steps; "{settings.file.name} {key}=STEPS" gives one'
     )
-    return found
+    return found | ({"epochs": epochs} if epochs else {})
 
 
 def _precision(settings: Settings, *, is_full: bool) -> str:

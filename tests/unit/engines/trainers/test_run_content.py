@@ -143,7 +143,8 @@ def test_trl(read):
     assert len(run.lora.targets) == 7
     assert str(run.plan.recompute) == "full"  # TRL's own default
     assert run.num_steps is None
-    assert any("max_steps=STEPS" in note for note in read.notes)
+    assert run.train.epochs == 1
+    assert any("`train` counts the steps of 1, once data.source names the data" in note for note in read.notes)
     assert not any("not packed" in note for note in read.notes)
     mixture = {"dataset_mixture": {"datasets": [{"id": "a"}]}, "chat_template": "{{ x }}"}
     read({key: value for key, value in TRL.items() if key != "dataset_name"} | mixture)
@@ -217,6 +218,23 @@ def test_axolotl(read):
 def test_warm_up_of_axolotl(read, given, steps):
     """Its builder takes 3 % of the steps where a configuration has none, and 2 in place of 1."""
     assert read(AXOLOTL | given).optimizer.warmup_steps == steps
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": {"num_cycles": 4}}, {"cycles": 4}),
+        ({"lr_scheduler_type": "polynomial", "lr_scheduler_kwargs": {"power": 2.0, "lr_end": 2e-6}},
+         {"power": 2.0, "final_ratio": pytest.approx(0.1)}),
+        ({"lr_scheduler_type": "inverse_sqrt"}, {"warmup_steps": 30, "final_ratio": 0.0}),
+        ({"max_steps": None, "num_train_epochs": 2}, {"warmup_steps": 0, "warmup_ratio": 0.03}),
+        ({"lr_scheduler_type": "cosine", "lr_scheduler_kwargs": {"num_cycles": 0.5}}, {"cycles": 1}),
+    ],
+)  # fmt: skip
+def test_schedules_of_transformers(read, given, expected):
+    optimizer = read(TRAINING_ARGUMENTS | given).optimizer
+    assert {key: getattr(optimizer, key) for key in expected} == expected
+    assert optimizer.schedule == given.get("lr_scheduler_type", "linear")
 
 
 def test_llama_factory(read):
