@@ -15,6 +15,8 @@ from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import Any
 
+from meshwright.errors import InputError
+
 NUM_DIGITS = 12
 """Significant digits of a JSON number. Fewer than a double has, so that the order in which a sum was taken
 (BLAS, number of cores) does not change the document."""
@@ -90,6 +92,27 @@ def load_json(path: Path) -> Any:
 def load_text(path: Path) -> str:
     """Return the UTF-8 text of a file that others wrote. Raises OSError; ValueError for its encoding or size."""
     return io.TextIOWrapper(io.BytesIO(load_bytes(path)), encoding="utf-8").read()
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a configuration that others wrote. Raises InputError if it cannot be read."""
+    try:
+        return load_text(path)
+    except OSError as error:
+        raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
+    except ValueError as error:
+        raise InputError(f"{path} is not text: {error}") from None
+
+
+def read_yaml(path: Path, *, text: str | None = None, load: Callable[[str], Any] | None = None) -> Any:
+    """Return the YAML of a configuration, or of its `text`, as `parse_yaml`. Raises InputError for other files."""
+    from ruamel.yaml import YAMLError
+
+    text = read_text(path) if text is None else text
+    try:
+        return parse_yaml(text, load=load)
+    except (YAMLError, ValueError) as error:
+        raise InputError(f"{path} is not YAML: {error}") from None
 
 
 def load_bytes(path: Path) -> bytes:

@@ -19,7 +19,13 @@ from meshwright.answers.documents.plan import (
     switch_document,
     why_not_document,
 )
-from meshwright.engines.choice import is_exported, notes_on_engine, with_engine, with_planned_engine
+from meshwright.engines.choice import (
+    is_exported,
+    notes_on_engine,
+    notes_on_own_programs,
+    with_engine,
+    with_planned_engine,
+)
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
@@ -38,7 +44,7 @@ from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain,
 from meshwright.result import Result
 from meshwright.runfile import loads, pin_plan, pinned_text
 from meshwright.specs.estimate import Estimate
-from meshwright.specs.run import NATIVE, Run, with_software
+from meshwright.specs.run import NATIVE, Run, with_plan, with_software
 
 FRONT_SLACK = 0.25
 """The front of speed against memory holds plans up to this share worse than the best."""
@@ -276,7 +282,7 @@ def plan_run(
         search=search,
         estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
         why_not=tuple(answers),
-        engine_notes=engine_notes,
+        engine_notes=(*engine_notes, *notes_on_own_programs(with_plan(run, search.plans[0].plan))),
         has_front=front,
         neighbours=neighbours_of(request, best=search.best, goal=goal) if neighbours else None,
         switches=switch_gains(request, search.plans[0], goal=goal) if switches else None,

@@ -11,7 +11,7 @@ from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.quantities import fit_text
 from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine, check_export, find_engine, refuse
 from meshwright.engines.beginning import note_on_switches
-from meshwright.engines.choice import planned
+from meshwright.engines.choice import notes_on_own_programs, planned
 from meshwright.engines.local import with_accelerator_file, write_files
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import PARTIAL
@@ -111,12 +111,10 @@ def export_run(run: Run, folder: Path) -> RunExport:
 
 def _lowered(engine: TrainingEngine, run: Run, folder: Path) -> tuple[Launch, list[str]]:
     """The launch of the run; if only other programs of the engine can train it, their launch, and a note."""
-    problems = engine.check(run)
-    if not problems or not hasattr(engine, "lower_export"):
+    if not engine.check(run) or not hasattr(engine, "lower_export"):
         return engine.lower(run, folder=folder), []
-    reasons = "; ".join(map(str, problems))
-    note = f"for the engine's own programs alone, `train` cannot do it: {reasons}"
-    return cast("ExternalProgramsEngine", engine).lower_export(run, folder=folder), [note]
+    launch = cast("ExternalProgramsEngine", engine).lower_export(run, folder=folder)
+    return launch, [*notes_on_own_programs(run)]
 
 
 def plan_memory(run: Run) -> tuple[MemoryEstimate | None, list[str]]:

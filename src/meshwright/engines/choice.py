@@ -88,6 +88,20 @@ def notes_on_engine(run: Run) -> tuple[str, ...]:
     )
 
 
+def notes_on_own_programs(run: Run) -> tuple[str, ...]:
+    """Say what of a run with a plan `train` and `launch` refuse, where `export` writes it for the engine's programs."""
+    exported = () if run.engine == ANY else check_export(run)
+    refused = () if run.engine == ANY else [p for p in find_engine(run.engine).check(run) if p not in exported]
+    if not refused or run.plan is None:
+        return ()
+    hints = "; ".join(dict.fromkeys(p.hint for p in refused if p.hint))
+    way = f" ({hints})" if hints else ""
+    return (
+        f"`export` writes {run.plan.describe()} for {run.engine}'s own programs; `train` and `launch` refuse it: "
+        f"{'; '.join(map(str, refused))}{way}",
+    )
+
+
 def is_exported(run: Run) -> Callable[[Plan], bool]:
     """Return whether a program of the run's engine runs the model and training of `run` under a plan, as under others.
 

@@ -109,3 +109,29 @@ def test_the_framework_of_another_program_is_said_by_plan_estimate_and_export(en
     for notes in (plan_run(run, top=1).notes, estimate_run(run).notes, note_on_switches(run, is_export=True)):
         found = [note for note in notes if note.startswith("stack.framework: ")]
         assert [note.rpartition(" ")[2] for note in found] == ([] if own is None else [own])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["parallel={context: 2, data_shard: 4}"], ["CP2 DP4", "parallel.context: needs", "--fix context=1"]),
+        (["precision=fp8", "parallel={data_shard: 8}"], ["precision: fp8 needs Transformer Engine"]),
+        (["parallel={data_shard: 8}"], []),
+        (["engine=native", "parallel={context: 2, data_shard: 4}"], []),
+        (["engine=any", "parallel={context: 2, data_shard: 4}"], []),
+        ([], []),
+    ],
+)
+def test_what_is_exported_and_not_trained_here_is_said_in_one_line(overrides, words):
+    run = runfile.loads(LORA.replace("task: lora\n", "engine: megatron\n"), overrides=overrides)
+    notes = choice.notes_on_own_programs(run)
+    assert len(notes) == bool(words)
+    for word in ("`export` writes", "`train` and `launch` refuse it", *words) if words else ():
+        assert word in notes[0]
+
+
+def test_a_plan_says_that_its_first_layout_is_not_trained_here():
+    run = runfile.loads(LORA.replace("task: lora\n", "engine: megatron\n"))
+    (note,) = [note for note in plan_run(run, fixed={"context": 2}).notes if "`launch` refuse it" in note]
+    assert "CP2" in note
+    assert not any("`launch` refuse it" in note for note in plan_run(run, fixed={"context": 1}).notes)

@@ -24,7 +24,7 @@ from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.engines.software_line import with_stated_software
 from meshwright.errors import InputError, MissingDependencyError
-from meshwright.json_values import load_text, parse_yaml
+from meshwright.json_values import parse_yaml, read_yaml
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.model import BaseFormat
@@ -97,16 +97,9 @@ def _read(path: Path, *, above: tuple[Path, ...] = ()) -> tuple[dict[str, Any], 
     Returns the settings, and those of a base.yml, which also a `model_name` overrides. The rules of its mesh are those
     of its version of MaxText.
     """
-    from ruamel.yaml import YAMLError
-
     if path.name == OWN_BASE and not path.exists():
         return {}, {}
-    try:
-        values = parse_yaml(load_text(path))
-    except OSError as error:
-        raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise InputError(f"{path} is not a configuration of MaxText", hint="it has keys and values")
     base = path.parent / str(values.get("base_config", OWN_BASE))

@@ -227,8 +227,7 @@ def _without_transformer_engine(plan: Plan) -> Iterator[Unsupported]:
         yield Unsupported(
             key="parallel.context",
             reason="needs attention of Transformer Engine, which is not used: must be 1",
-            hint="`meshwright export` writes this plan for Megatron-LM, which uses it; "
-            "`meshwright plan --fix context=1` plans without",
+            hint="`meshwright plan --fix context=1` plans without it, `meshwright export` writes it for Megatron-LM",
         )
     if "activation" in plan.recompute_modules:
         yield Unsupported(

@@ -16,8 +16,7 @@ from meshwright.engines.megatron.megatron_core.tensor_names import (
     fused_with,
     has_padded_rows,
     is_fused,
-    megatron_name,
-    tensor_names,
+    native_name,
 )
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
@@ -42,12 +41,15 @@ def export_saved_weights(saved: SavedCheckpoint, content: Content, folder: Path,
     module = build_model(model, device="cpu")
     tensors = tensors_of(module)
     stored = CheckpointReader(saved.path).read_metadata().state_dict_metadata
+    keys = {name: key for key in stored if (first := native_name(key)) for name in fused_with(first)}
     with torch.no_grad():
-        for name in tensor_names(model, {name: tuple(t.shape) for name, t in tensors.items()}):
-            whole = _read_tensor(saved.path, megatron_name(name), stored=stored)
-            target = tensors[name.name]
-            target = target if name.expert is None else target[name.expert]
-            target.copy_(_from_megatron(name, model, stored=whole))
+        for name, tensor in tensors.items():
+            experts = [*range(len(tensor))] if ".experts." in name else [None]
+            for expert in experts:
+                one = TensorName(name=name, expert=expert)
+                whole = _read_tensor(saved.path, keys.get(one, name), stored=stored)
+                target = tensor if expert is None else tensor[expert]
+                target.copy_(_from_megatron(one, model, stored=whole))
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 

@@ -166,7 +166,7 @@ def test_configurations_of_flagscale(tmp_path):
     with pytest.raises(InputError, match=r"4l\.yaml:\d+: Megatron-LM has no such option: got '--enable-hetero'"):
         imported(f"{path} batch=16")
     naming.write_text(NAMING % ("absent", 9), encoding="utf-8")
-    with pytest.raises(InputError, match="cannot read the arguments"):
+    with pytest.raises(InputError, match="cannot read the configuration"):
         imported(str(naming))
 
 

@@ -18,7 +18,7 @@ from meshwright.engines import refusals
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
 from meshwright.engines.megatron.megatron_lm.options import split_source, yaml_node
 from meshwright.errors import InputError
-from meshwright.json_values import load_text, parse_yaml
+from meshwright.json_values import parse_yaml, read_yaml
 
 DISTILLATION = ("model.teacher", "model.kd_config")  # of DistillationProvider
 DERIVED = {
@@ -165,14 +165,9 @@ def read(source: str, *, ignore: Collection[str] = ()) -> GivenFields:
 
 
 def _load(path: Path) -> dict[str, Any]:
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
 
-    try:
-        content = parse_yaml(load_text(path), load=YAML().load)
-    except OSError as error:
-        raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+    content = read_yaml(path, load=YAML().load)
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a configuration of Megatron-Bridge", hint=RECIPE)
     return content

@@ -15,8 +15,6 @@ import re
 from dataclasses import dataclass
 from functools import cache
 
-from meshwright.specs.model import Model
-
 OUTSIDE_LAYERS = {
     "embedding.weight": "embedding.word_embeddings.weight",
     "positions.weight": "embedding.position_embeddings.weight",
@@ -76,18 +74,6 @@ class TensorName:
     expert: int | None = None
 
 
-def megatron_name(tensor: TensorName) -> str:
-    """Return Megatron's name of the tensor that holds `tensor`.
-
-    >>> megatron_name(TensorName(name="layers.3.attention.key.weight"))
-    'decoder.layers.3.self_attention.linear_qkv.weight'
-    """
-    if tensor.name in OUTSIDE_LAYERS:
-        return OUTSIDE_LAYERS[tensor.name]
-    _, index, inside = tensor.name.split(".", 2)
-    return f"decoder.layers.{index}." + IN_LAYER[inside].format(expert=tensor.expert)
-
-
 @cache
 def _of_megatron() -> dict[str, str]:
     """Native names within a layer by Megatron's; of fused ones the first."""
@@ -116,11 +102,13 @@ def is_fused(tensor: TensorName) -> bool:
 
 
 def fused_with(tensor: TensorName) -> list[TensorName]:
-    """Return query, key and value of the Megatron tensor that holds `tensor`, in its order.
+    """Return the tensors that Megatron holds in one with `tensor`, in its order: query, key and value.
 
     >>> [fused.name for fused in fused_with(TensorName(name="layers.3.attention.key.bias"))][0]
     'layers.3.attention.query.bias'
     """
+    if not is_fused(tensor):
+        return [tensor]
     layer, kind = tensor.name.partition("attention.")[0], tensor.name.rpartition(".")[2]
     return [TensorName(name=layer + name) for name in FUSED if name.endswith(kind)]
 
@@ -128,15 +116,3 @@ def fused_with(tensor: TensorName) -> list[TensorName]:
 def has_padded_rows(tensor: TensorName) -> bool:
     """Return True if Megatron pads the rows of `tensor`, which are those of the vocabulary."""
     return tensor.name in ("embedding.weight", "head.weight")
-
-
-def tensor_names(model: Model, shapes: dict[str, tuple[int, ...]]) -> dict[TensorName, tuple[int, ...]]:
-    """Every tensor with its shape, in the order of the model. `shapes` are the native engine's by name."""
-    x, named = model.experts, {}
-    for name, shape in shapes.items():
-        if ".experts." not in name:
-            named[TensorName(name=name)] = shape
-            continue
-        assert x is not None
-        named |= {TensorName(name=name, expert=e): shape[1:] for e in range(x.num_experts)}
-    return named

@@ -20,14 +20,14 @@ from meshwright.engines.base import not_estimated
 from meshwright.engines.megatron import VERSION
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.dialects import translated
-from meshwright.engines.megatron.megatron_lm.yaml_arguments import text_of, yaml_arguments
+from meshwright.engines.megatron.megatron_lm.yaml_arguments import yaml_arguments
 from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.programs import MENTIONED
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.megatron.unestimated import has_a_class, is_harmless, may_be_unknown, unestimated
 from meshwright.errors import InputError
-from meshwright.json_values import load_text, parse_yaml
+from meshwright.json_values import load_text, parse_yaml, read_text
 from meshwright.units import parse_number
 
 YAML_ENDINGS, SCRIPT_ENDINGS = (".yaml", ".yml"), (".sh", ".bash", ".slurm", ".sbatch", ".sub")
@@ -167,7 +167,7 @@ def read(source: str, *, ignore: Collection[str] = ()) -> MegatronOptions:
     path = Path(parts[0])
     at = next((k for k, part in enumerate(parts) if part.startswith("--")), len(parts))
     given, more = parts[1:at], [Word(text=part, line=0) for part in parts[at:]]
-    text, documents = text_of(path), ()
+    text, documents = read_text(path), ()
     is_yaml = path.suffix in YAML_ENDINGS
     if path.suffix in SCRIPT_ENDINGS or (not is_yaml and not given and MENTIONED.search(text)):
         call = script_call(text, path=path, given=given)

@@ -22,7 +22,7 @@ from meshwright.engines.megatron.shell_scripts.expansion import UNSET
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.megatron.unestimated import is_harmless, may_be_unknown
 from meshwright.errors import InputError
-from meshwright.json_values import load_text, parse_yaml
+from meshwright.json_values import read_yaml
 
 PRETRAINING = "pretraining"  # the default of MODE in the files of Megatron-LM's tests
 SECTIONS = ("system", "model", "data")
@@ -45,11 +45,11 @@ def yaml_arguments(text: str, *, path: Path, given: Sequence[str] = ()) -> list[
     if wrong := [one for one in given if "=" not in one]:
         raise InputError("not a variable of the file", got=", ".join(wrong), allowed="NAME=value, --option value")
     variables = {name: value for name, _, value in (one.partition("=") for one in given)}
-    content = _node(text, path)
+    content = _node(path, text)
     found = {key: value for key, value, _ in _pairs(content)}
     if NAMING_KEY in found and (name := _named_file(found, path)):
         path, variables = name, _values(content) | variables
-        content = _node(text_of(name), name)
+        content = _node(name)
     if is_nemo(found):
         return [*_nemo_words(content, variables, path)]
     if is_flagscale(key for key, _, _ in _pairs(content)):
@@ -60,16 +60,6 @@ def yaml_arguments(text: str, *, path: Path, given: Sequence[str] = ()) -> list[
     words = [word for name, value, line in pairs for word in _words(name, value, line, variables)]
     _refuse_missing(words, path)
     return words
-
-
-def text_of(path: Path) -> str:
-    """Return the text of a file. Raises InputError if it cannot be read."""
-    try:
-        return load_text(path)
-    except OSError as error:
-        raise InputError(f"cannot read the arguments: {error.strerror or error}", got=str(path)) from None
-    except ValueError as error:
-        raise InputError(f"{path} is not text: {error}") from None
 
 
 def is_flagscale(keys: Iterable[str]) -> bool:
@@ -136,13 +126,10 @@ def _interpolated(text: str, values: Mapping[str, str], *, at: str) -> str:
     return text
 
 
-def _node(text: str, path: Path) -> Any:
-    from ruamel.yaml import YAML, YAMLError
+def _node(path: Path, text: str | None = None) -> Any:
+    from ruamel.yaml import YAML
 
-    try:
-        return parse_yaml(text, load=YAML().compose)
-    except (YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
+    return read_yaml(path, text=text, load=YAML().compose)
 
 
 def _model_args(content: Any, path: Path) -> Any:
@@ -168,7 +155,7 @@ def _named_file(found: Mapping[str, Any], path: Path) -> Path | None:
 
 def _of_naming_files(path: Path) -> dict[str, str]:
     """Return the values by dotted name on which all experiments that name this file agree; else all beside it."""
-    naming_files = {one: _node(text_of(one), one) for one in sorted(path.absolute().parent.parent.glob("train*.yaml"))}
+    naming_files = {one: _node(one) for one in sorted(path.absolute().parent.parent.glob("train*.yaml"))}
     naming = [
         node for one, node in naming_files.items()
         if _named_file({key: value for key, value, _ in _pairs(node)}, one) == path.absolute()

@@ -16,7 +16,7 @@ from typing import Any
 
 from meshwright.engines.megatron.megatron_lm.options import YAML_ENDINGS, split_source, yaml_node
 from meshwright.errors import InputError
-from meshwright.json_values import load_text, parse_yaml
+from meshwright.json_values import read_yaml
 
 ROOT = "PRIMUS_PATH"  # the variable of Primus's own scripts
 CONFIGS = "primus/configs"
@@ -54,7 +54,7 @@ class _Loader:
     def _load(self, path: Path, *, inside: tuple[Path, ...] = ()) -> dict[str, Any]:
         if path.resolve() in inside:
             raise InputError(f"{path} extends itself")
-        content = self._resolved(_yaml(path))
+        content = self._resolved(read_yaml(path))
         if not isinstance(content, dict):
             raise InputError(f"{path} is not a mapping", got=type(content).__name__)
         extended = content.pop("extends", [])
@@ -165,14 +165,3 @@ def scalar(text: str) -> Any:
         return int(text)
     is_number = re.fullmatch(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", text)
     return float(text) if is_number else text
-
-
-def _yaml(path: Path) -> Any:
-    from ruamel.yaml import YAMLError
-
-    try:
-        return parse_yaml(load_text(path))
-    except OSError as error:
-        raise InputError(f"cannot read the configuration: {error.strerror or error}", got=str(path)) from None
-    except (YAMLError, ValueError) as error:
-        raise InputError(f"{path} is not YAML: {error}") from None
