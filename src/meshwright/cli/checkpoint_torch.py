@@ -55,12 +55,15 @@ def to_hf(
     step: StepChoice,
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
+    dequantised: bool,
 ) -> Document:
     """Write a checkpoint as Hugging Face weights to the folder `weights`."""
     if run is not None and exporting.has_own_checkpoints(run.engine):
+        if dequantised:
+            raise InputError("--dequantised is for checkpoints of the native engine", got=run.engine)
         return asdict(exporting.export_own(run, weights, step=step, dtype=dtype, merge=merge))
     saved = _chosen(folder, step)[-1]
-    return asdict(exporting.export_saved(saved, weights, run=run, dtype=dtype, merge=merge))
+    return asdict(exporting.export_saved(saved, weights, run=run, dtype=dtype, merge=merge, dequantised=dequantised))
 
 
 def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:

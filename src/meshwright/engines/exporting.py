@@ -10,7 +10,7 @@ from typing import Literal, TypeVar
 
 from meshwright.engines.base import SavedWeightsEngine, WeightsEngine, find_engine
 from meshwright.errors import InputError
-from meshwright.specs.model import Lora
+from meshwright.specs.model import BaseFormat, Lora
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints, conversion
 from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
@@ -77,10 +77,17 @@ def export_own(run: Run, folder: Path, *, step: StepChoice, dtype: Dtype | None,
 
 
 def export_saved(
-    saved: SavedCheckpoint, folder: Path, *, run: Run | None, dtype: Dtype | None, merge: bool
+    saved: SavedCheckpoint,
+    folder: Path,
+    *,
+    run: Run | None,
+    dtype: Dtype | None,
+    merge: bool,
+    dequantised: bool = False,
 ) -> Exported:
     """Write `saved`, a checkpoint in one of Meshwright's folders, to `folder`; otherwise as `export_own`.
 
+    `dequantised`: adapters are merged into the quantised base of their training, in 16 or 32 bits again.
     `run` is needed only for old checkpoints, which do not contain their model's shapes. Raises InputError also where
     a file is damaged.
     """
@@ -94,6 +101,8 @@ def export_saved(
             allowed="RUN.yaml",
         )  # fmt: skip
     kind = _kind(content.lora, merge=merge, where=str(saved.path))
+    if dequantised:
+        _require_quantised_base(content.lora, where=str(saved.path))
     dtype = dtype or _default_dtype(kind)
     writer = find_engine(manifest["engine"]) if manifest.get("engine") else None
 
@@ -103,11 +112,15 @@ def export_saved(
         elif content.lora is None:
             conversion.export_weights(saved, content, out, dtype=dtype)
         elif merge:
-            conversion.export_merged(saved, content, out, dtype=dtype, base=run and run.weights)
+            base = run and run.weights
+            conversion.export_merged(saved, content, out, dtype=dtype, base=base, dequantised=dequantised)
         else:
             conversion.export_adapters(saved, content, out, dtype=dtype)
 
-    _, notes = _write(folder, write, kind=kind, content=_with_data(content, run, merge=merge))
+    written = _with_data(content, run, merge=merge)
+    if dequantised and written.lora is not None:  # one base for the training and the folder
+        written = replace(written, lora=replace(written.lora, base_format=BaseFormat.FULL))
+    _, notes = _write(folder, write, kind=kind, content=written)
     return Exported(
         checkpoint=saved.path,
         step=saved.step,
@@ -145,6 +158,11 @@ def _kind(lora: Lora | None, *, merge: bool, where: str) -> ExportKind:
     if merge and lora is None:
         raise InputError("--merge is about adapters; this checkpoint holds whole weights", got=where)
     return "weights" if lora is None else "merged weights" if merge else "adapter"
+
+
+def _require_quantised_base(lora: Lora | None, *, where: str) -> None:
+    if lora is None or lora.base_format is BaseFormat.FULL:
+        raise InputError("--dequantised is for adapters that were trained on a quantised base", got=where)
 
 
 def _default_dtype(kind: ExportKind) -> Dtype:

@@ -23,6 +23,7 @@ from meshwright.training.models import (
     Transformer,
     add_adapters,
     build_model,
+    dequantise,
     init_adapters,
     materialize,
     merge_adapters,
@@ -51,15 +52,19 @@ def notes_on_base(base_format: str) -> tuple[str, ...]:
         return ()
     return (
         f"training, its validation losses and the choice of its best checkpoint are of the base in {base_format}; "
-        "evaluate, generate, chat, the adapter's folder and merged weights are of the base as its files have it",
+        "evaluate, generate, chat, the adapter's folder and merged weights are of the base as its files have it; "
+        "`checkpoint to-hf --merge --dequantised` writes the model that was trained",
     )
 
 
-def load_saved(saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None) -> Transformer:
+def load_saved(
+    saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, base: str | None = None, dequantised: bool = False
+) -> Transformer:
     """The whole model of a checkpoint on the host: its weights, or its base's weights with its adapters added.
 
-    `base` is the folder of the base; None: as in the checkpoint. Adapters are added in fp32, and the sum is rounded
-    once. Raises InputError when the base is another one.
+    `base` is the folder of the base; None: as in the checkpoint. `dequantised`: the base is rounded to the format of
+    the training and back. Adapters are added in fp32, and the sum is rounded once. Raises InputError when the base is
+    another one.
     """
     if held.lora is None:
         module = build_model(held.shapes, dtype=dtype, device="cpu")
@@ -68,7 +73,8 @@ def load_saved(saved: SavedCheckpoint, held: Content, *, dtype: torch.dtype, bas
     origin = _base(base or held.weights)
     require_base(origin, fingerprint=held.weights_fingerprint, name=held.weights)
     new_rows = None if held.data is None else held.data.new_rows
-    module = _with_base(held.shapes, held.lora, origin, dtype=dtype, new_rows=new_rows)
+    lora = held.lora if dequantised else replace(held.lora, base_format=BaseFormat.FULL)
+    module = _with_base(held.shapes, lora, origin, dtype=dtype, new_rows=new_rows)
     checkpoint.load(saved, into={f"{_kind(held)}.{n}": p.detach() for n, p in adapters_of(module).items()})
     merge_adapters(module)
     return module
@@ -78,7 +84,8 @@ def load_merged(
     model: Model, weights: Origin, adapters: Path, *, dtype: torch.dtype, new_rows: str | None = None
 ) -> Transformer:
     """The whole model on the host: `weights` with the adapters of a PEFT folder added."""
-    module = _with_base(model, read_lora(adapters, model=model), weights, dtype=dtype, new_rows=new_rows)
+    lora = replace(read_lora(adapters, model=model), base_format=BaseFormat.FULL)
+    module = _with_base(model, lora, weights, dtype=dtype, new_rows=new_rows)
     load_adapters(module, adapters)
     merge_adapters(module)
     return module
@@ -100,13 +107,12 @@ def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtyp
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
 
-def export_merged(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None) -> None:
-    """Write the weights of the base with the checkpoint's adapters added, in fp32, and rounded once.
-
-    `base` is the folder of the base; None: as in the checkpoint. Raises InputError when it is another one.
-    """
+def export_merged(
+    saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None, dequantised: bool
+) -> None:
+    """Write the weights of the base with the checkpoint's adapters added, as `load_saved` adds them."""
     assert held.lora is not None
-    module = load_saved(saved, held, dtype=FORMATS[dtype], base=base)
+    module = load_saved(saved, held, dtype=FORMATS[dtype], base=base, dequantised=dequantised)
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 
@@ -145,9 +151,10 @@ def _base(name: str | None) -> Origin:
 def _with_base(model: Model, lora: Lora, origin: Origin, *, dtype: torch.dtype, new_rows: str | None) -> Transformer:
     """A model on the host with the weights of `origin`, and uninitialized adapters."""
     module = build_model(model, dtype=dtype)
-    add_adapters(module, replace(lora, base_format=BaseFormat.FULL))
+    add_adapters(module, lora)
     materialize(module, device="cpu")
     load_weights(module, origin.folder, new_rows=new_rows)
+    dequantise(module, dtype=dtype)
     return module
 
 

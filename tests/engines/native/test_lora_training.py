@@ -24,7 +24,7 @@ from meshwright.engines.native.check import check
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
 from meshwright.training.models import add_adapters, build_model, init_weights, materialize
-from meshwright.training.weights import adapters_of, load_adapters, save_adapters, save_weights
+from meshwright.training.weights import adapters_of, load_adapters, load_weights, save_adapters, save_weights
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
 
@@ -427,6 +427,31 @@ def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, ta
         assert_same_logits(untuned)
     theirs = peft.PeftModel.from_pretrained(untuned, "a/out/adapter").eval()
     assert_same_logits(theirs)
+
+
+def test_the_base_of_a_training_is_merged_on_request(tuned, meshwright, base):
+    """Rounded to 4 bits and back it gives the logits of the training; the base as its files have it gives others."""
+    targets = "lora={rank: 3, base_format: nf4, targets: [query, value]}"
+    tuned("a", "model.family=LlamaForCausalLM", targets)
+    tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
+    parts = assemble(lora_run(targets), coordinates=MeshCoordinates(plan=Plan(), device=CPU), weights=base)
+    load_adapters(parts.modules[0], "a/out/adapter")
+    parts.eval_mode()
+    ours = parts.modules[0]
+    found = {}
+    for name, more in {"trained": ["--dequantised"], "files": []}.items():
+        outcome = meshwright("checkpoint", "to-hf", "a/saved", name, "--merge", "--dtype", "fp32", "--json", *more)
+        assert outcome.exit_code == 0, outcome.stderr
+        assert any("--dequantised" in note for note in outcome.json["notes"]) == (name == "files")
+        merged = build_model(ours.model, device="cpu")
+        load_weights(merged, name)
+        found[name] = merged(tokens)
+    assert_equals(
+        lambda: {"logits": ours(tokens)}, {"logits": found["trained"]}, weights=ours.parameters(), terms=64 + 3
+    )
+    assert (found["files"] - found["trained"]).abs().max() > 1e-3
+    outcome = meshwright("checkpoint", "to-hf", "a/saved", "other", "--dequantised")
+    assert (outcome.exit_code, "--dequantised needs --merge" in outcome.stderr) == (2, True)
 
 
 def test_merging_wants_the_weights_that_were_trained_on(tuned, meshwright, tmp_path, base):

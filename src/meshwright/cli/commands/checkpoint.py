@@ -27,6 +27,7 @@ RUN_SUFFIXES = (".yaml", ".yml")
         "meshwright checkpoint verify checkpoints/llama",
         "meshwright checkpoint to-hf checkpoints/llama exported/llama --step 1000 --dtype bf16",
         "meshwright checkpoint to-hf checkpoints/tuned exported/tuned --merge",
+        "meshwright checkpoint to-hf checkpoints/qlora exported/tuned --merge --dequantised",
         "meshwright checkpoint from-hf run.yaml downloads/llama",
     ],
 )
@@ -39,6 +40,10 @@ RUN_SUFFIXES = (".yaml", ".yml")
     help="to-hf: number format of the weights.  [default: bf16; fp32 for adapters]",
 )  # fmt: skip
 @click.option("--merge", is_flag=True, help="to-hf of adapters: merge them into the base weights.")
+@click.option(
+    "--dequantised", is_flag=True,
+    help="With --merge: into the quantised base of the training, rounded to its format and back.",
+)  # fmt: skip
 @json_option
 def command(
     *,
@@ -48,6 +53,7 @@ def command(
     step: StepChoice,
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
+    dequantised: bool,
     as_json: bool,
 ) -> None:
     """List, verify and convert checkpoints; Hugging Face weights in and out.
@@ -66,6 +72,8 @@ def command(
     --resume` starts from step 0.
     """
     _require_options(kind, weights=weights, step=step, dtype=dtype, merge=merge)
+    if dequantised and not merge:
+        raise InputError("--dequantised needs --merge", hint="add --merge")
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
     folder = where if run is None else _folder_of(run)
     if kind == "from-hf" and run is None:
@@ -73,7 +81,14 @@ def command(
     options: dict[str, Any] = {
         "show": {"run": run, "step": step},
         "verify": {"step": step},
-        "to-hf": {"run": run, "weights": weights, "step": step, "dtype": dtype, "merge": merge},
+        "to-hf": {
+            "run": run,
+            "weights": weights,
+            "step": step,
+            "dtype": dtype,
+            "merge": merge,
+            "dequantised": dequantised,
+        },
         "from-hf": {"run": run, "weights": weights},
     }[kind]
     name = kind.replace("-", "_")

@@ -27,6 +27,7 @@ from meshwright.training.models.lora import (
     adapter_matrices,
     adapters_of,
     add_adapters,
+    dequantise,
     init_magnitudes,
     merge_adapters,
     saved_modules,

@@ -235,6 +235,15 @@ def quantized_weights(built: nn.Module) -> Iterator[tuple[str, QuantizedWeight]]
             yield f"{name}.weight", module.quantized
 
 
+@torch.no_grad()
+def dequantise(built: nn.Module, *, dtype: torch.dtype) -> None:
+    """Give every quantised matrix of `built` the weight that its codes stand for, in their place."""
+    for module in built.modules():
+        if isinstance(module, FrozenLinear) and module.quantized is not None:
+            weight, module.quantized = module.quantized.whole(dtype), None
+            module.weight = nn.Parameter(weight, requires_grad=False)
+
+
 def adapted(built: nn.Module) -> Iterator[tuple[str, LoraLinear]]:
     """Adapted layers by name, in the order of the model."""
     for name, module in built.named_modules():
@@ -258,7 +267,7 @@ def adapter_matrices(built: nn.Module, *, prefix: str = "") -> Iterator[tuple[st
 def merge_adapters(built: Transformer) -> None:
     """Add every adapter to its matrix, in fp32, and remove it. Not for sharded models."""
     for name, layer in list(adapted(built)):
-        assert layer.quantized is None, "merge into the weights as they were before they were rounded"
+        assert layer.quantized is None, "call dequantise, or load the weights as they were before they were rounded"
         update = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
         if layer.lora_magnitude is not None:
             norms = row_norms(layer.weight, layer.lora_a.weight, layer.lora_b.weight, scale=layer.scale)
