@@ -39,7 +39,7 @@ DRAWING_FAULTS = r"""(() => {
     const texts = [...svg.querySelectorAll('text')].filter(shown).map(t => [t, t.getBoundingClientRect()]);
     for (const [t] of texts) {
       const size = parseFloat(getComputedStyle(t).fontSize) * scale;
-      if (size < 10.5) found.push(`${name}: ${t.textContent} has ${size.toFixed(1)} px`);
+      if (size < 11.9) found.push(`${name}: ${t.textContent} has ${size.toFixed(1)} px`);
     }
     const edge = svg.closest('figure').getBoundingClientRect().left;
     for (const [t, box] of texts) if (box.left < edge - 1) found.push(`${name}: ${t.textContent} is cut`);
@@ -50,7 +50,22 @@ DRAWING_FAULTS = r"""(() => {
     }));
   }
   for (const box of document.querySelectorAll('.table'))
-    if (innerWidth > 1000 && box.scrollWidth > box.clientWidth + 1) found.push(`${box.dataset.name} is cut`);
+    if (innerWidth > 1000 && box.scrollWidth > box.clientWidth + 1)
+      found.push(`${box.textContent.slice(0, 60)} is cut`);
+  for (const box of document.querySelectorAll('.tile, .legend, section, .sections'))
+    if (box.scrollWidth > box.clientWidth + 1) found.push(`${box.className} ${box.id} is narrower than its content`);
+  for (const element of document.querySelectorAll('body *:not(svg *)')) {
+    const text = [...element.childNodes].find(n => n.nodeType === 3 && n.textContent.trim());
+    if (text && element.getBoundingClientRect().width && parseFloat(getComputedStyle(element).fontSize) < 11)
+      found.push(`${text.textContent} has less than 11 px`);
+  }
+  for (const grid of document.querySelectorAll('.sections')) {
+    const boxes = [...grid.children].map(section => section.getBoundingClientRect());
+    boxes.forEach((box, i) => {
+      if (box.width < 0.7 * grid.clientWidth && boxes.filter(b => Math.abs(b.top - box.top) < 2).length === 1)
+        found.push(`${grid.children[i].querySelector('h2').textContent} has an empty half beside it`);
+    });
+  }
   for (const cell of document.querySelectorAll('td:not(.text)')) {
     if (!/^[-+\u2212]?[\d.,]+ \S+$/.test(cell.textContent.trim())) continue;
     const range = document.createRange();
@@ -60,7 +75,7 @@ DRAWING_FAULTS = r"""(() => {
   }
   return found;
 })()"""
-"""Texts of figures that are too small, cut or lie on each other, tables that a wide window cuts, wrapped units."""
+"""Texts that are too small, cut or lie on each other, boxes that their content leaves, empty halves, wrapped units."""
 
 
 @dataclass

@@ -15,7 +15,7 @@ from meshwright.accuracy.report import HEADLINE, AccuracyReport, RowReport
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.calibration.parameters import fitted
-from meshwright.report.figures import FAINT, INK, WIDTH, color_by, svg
+from meshwright.report.figures import FAINT, INK, ROOMY, WIDTH, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.version import __version__
 
@@ -297,7 +297,7 @@ def predicted_svg(report: AccuracyReport) -> str:
     worst = _worst(report, ends)
     names = [
         alt.Chart(alt.Data(values=[w for w in worst if w["is_over"] == is_over]))
-        .mark_text(align="right" if is_over else "left", dx=-6 if is_over else 6, color=INK)
+        .mark_text(align="right" if is_over else "left", dx=-6 if is_over else 6, color=INK, style=ROOMY)
         .encode(x=x("measured"), y=y("predicted"), text="id:N")
         for is_over in (True, False)
     ]

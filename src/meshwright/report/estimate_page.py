@@ -248,10 +248,9 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
     topics = [topic for topic in ("failures", "power", "price") if topic in sources]
     marks = "".join(notes.mark(str(sources[topic])) for topic in topics)
     text = "Failures, checkpoints and restarts take their share of the wall time; the rest is training."
-    return PageSection(
-        title="The whole training",
-        parts=[paragraph(text, marks=marks), table(("", "value", "interval"), rows, name="The whole training")],
-    )
+    title, headings = "The whole training", ("", "value", "interval")
+    shown = table(headings, rows, name=title, text_columns=headings[2:])
+    return PageSection(title=title, parts=[paragraph(text, marks=marks), shown])
 
 
 def _run_file(done: RunEstimate) -> PageSection:

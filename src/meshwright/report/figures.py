@@ -47,6 +47,12 @@ NARROW_WIDTH, NARROW_HEIGHT, NARROW_LABELS = 205, 280, 105
 """Pixels of the plot and of the labels of its axis on a phone."""
 NARROW_TITLE = 34
 """Characters in a line of an axis's title on a phone: about the width of the plot."""
+WIDE_FIGURE, NARROW_FIGURE = 728, 350
+"""Pixels of a whole figure: one of two columns, and a phone's window, show its texts at their size or larger."""
+MOST_DRAWINGS = 3
+"""Drawings of a figure until it is as wide as it should be: other ticks have labels of another length."""
+ROOMY = "roomy"
+"""Style of a mark that a phone has no room for."""
 
 DRAWS = "vl_convert"
 HOW_TO_DRAW = "figures are drawn by the package vl-convert-python, which is not installed"
@@ -80,10 +86,23 @@ def svg(chart: Any, *, title: str) -> str:
     if find_spec(DRAWS) is None:
         return f"<p>The figure “{escape(title)}” is left out: {HOW_TO_DRAW}.</p>"
     spec = chart.configure(**chart_config()).to_dict()
-    wide = _drawn(spec, title=title, attributes='class="for-wide"')
+    wide = _fitted(spec, WIDE_FIGURE, title=title, attributes='class="for-wide"')
     # A notebook has no style sheet of ours: the narrow figure is hidden unless a page shows it.
     hidden = 'class="for-narrow" style="display:none"'
-    return wide + _drawn(_narrowed(spec), title=title, attributes=hidden)
+    return wide + _fitted(_narrowed(spec), NARROW_FIGURE, title=title, attributes=hidden)
+
+
+def _fitted(spec: dict[str, Any], width: int, *, title: str, attributes: str) -> str:
+    """The SVG text of a figure, `width` pixels wide with the labels of its axes, whose width only drawing tells."""
+    text = ""
+    for _ in range(MOST_DRAWINGS):
+        text = _drawn(spec, title=title, attributes=attributes)
+        found = re.search(r' viewBox="0 0 ([\d.]+)', text)
+        excess = float(found[1]) - width if found else 0.0
+        if abs(excess) <= 2 or not isinstance(plot := spec.get("width"), int | float):
+            break
+        spec = {**spec, "width": plot - excess}
+    return text
 
 
 def _drawn(spec: dict[str, Any], *, title: str, attributes: str) -> str:
@@ -111,6 +130,7 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
         shape["height"] = min(spec["height"], NARROW_HEIGHT)
     config = dict(spec.get("config", {}))
     config["axis"] = {**config.get("axis", {}), "labelLimit": NARROW_LABELS}
+    config["legend"] = {**config.get("legend", {}), "columns": 1}
     config["padding"] = {"left": 12, "right": 26, "top": 4, "bottom": 4}  # fonts of browsers are wider than measured
     return {**_narrow_texts(spec), **shape, "config": config}
 
@@ -120,7 +140,7 @@ def _narrow_texts(part: Any) -> Any:
     from textwrap import wrap
 
     if isinstance(part, list):
-        return [_narrow_texts(v) for v in part]
+        return [_narrow_texts(v) for v in part if not (isinstance(v, Mapping) and ROOMY in str(v.get("mark")))]
     if not isinstance(part, Mapping):
         return part
     found = {k: _narrow_texts(v) for k, v in part.items() if k not in ("labelLimit", "data", "datasets")}
@@ -259,7 +279,7 @@ def chart_config() -> dict[str, Any]:
     }  # fmt: skip
     return {
         "background": "transparent", "font": "sans-serif", "axis": axis, "axisY": {"grid": False},
-        "padding": {"left": 36, "right": 20, "top": 4, "bottom": 4},
+        "axisX": {"labelPadding": 4}, "padding": {"left": 36, "right": 20, "top": 4, "bottom": 4},
         "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "labelLimit": 260, "columnPadding": 40},
         "view": {"stroke": None}, "text": {"fontSize": 12},
     }  # fmt: skip

@@ -13,7 +13,7 @@ import gzip
 import json
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from html import escape
@@ -97,7 +97,8 @@ def document(
     `script` are of this page alone; `data` is the element that the script reads.
     """
     listed = list(sections)
-    body = "".join(_section(number, s) for number, s in enumerate(listed, start=1))
+    sections_html = [_section(number, s) for number, s in enumerate(listed, start=1)]
+    body = "".join(_with_a_neighbour(sections_html))
     is_long = len(listed) >= LEAST_CONTENTS
     contents = _contents(listed) if is_long else ""
     skip = '<a class="skip" href="#content">Skip to the content</a>' if is_long else ""
@@ -150,10 +151,23 @@ def asset(package: str, name: str) -> str:
 
 def _section(number: int, section: PageSection) -> str:
     title, below = escape(section.title), "".join(section.parts)
-    wide = ' class="wide"' if section.is_wide or BROAD in below else ""
+    wide = WIDE if section.is_wide or BROAD in below else ""
     # A caption that repeats the heading is for screen readers alone.
     below = below.replace(f"<caption>{title}</caption>", f'<caption class="unseen">{title}</caption>')
     return f'<section id="section-{number}"{wide}><h2>{title}</h2>{below}</section>'
+
+
+def _with_a_neighbour(sections: Sequence[str]) -> Iterator[str]:
+    """The sections; one without another in its row spans both columns, and its parts stand in columns."""
+    is_left = True
+    for text, after in zip(sections, (*sections[1:], WIDE), strict=True):
+        if WIDE in text.partition(">")[0]:
+            is_left = True
+        elif is_left and WIDE in after.partition(">")[0]:
+            text = text.replace("<section ", '<section class="lone" ', 1)
+        else:
+            is_left = not is_left
+        yield text
 
 
 def _contents(sections: Sequence[PageSection]) -> str:
@@ -188,6 +202,7 @@ SHOWN_ROWS = 200
 MOST_ROOMY, MOST_DENSE = 7, 10
 """Columns of a table with wide gaps, and with narrow ones in half of a wide window. More take its whole width."""
 
+WIDE = ' class="wide"'
 BROAD = "sortable dense broad"
 """Style classes of a table of more columns than `MOST_DENSE`."""
 

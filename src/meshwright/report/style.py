@@ -35,7 +35,9 @@ section {{ min-width: 0 }}
 .beside {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, {COLUMN}), 1fr)); gap: 0 3rem;
   align-items: start }}
 .beside > * {{ min-width: 0 }}
-section.wide {{ grid-column: 1 / -1 }}
+section.wide, section.lone {{ grid-column: 1 / -1 }}
+section.lone {{ columns: {COLUMN} 2; column-gap: 4rem }} section.lone > h2 {{ column-span: all }}
+section.lone > :not(h2) {{ break-inside: avoid; margin-top: 0 }}
 .skip {{ position: absolute; left: -100vw }}
 .unseen {{ position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }}
 .skip:focus {{ left: 1rem; top: 1rem; background: var(--tile); padding: .6rem 1rem }}
@@ -55,6 +57,7 @@ h1, h2, h3, p, nav, .tile, .legend, summary, footer {{ overflow-wrap: anywhere; 
 h3 {{ font-size: 1rem; margin: 1.6rem 0 .2rem }}
 figure {{ margin: 1rem 0 1rem -1rem; padding-left: 1rem; overflow-x: auto; overflow-y: hidden; max-width: 62rem }}
 svg {{ max-width: 100%; height: auto; overflow: visible }}
+figure > svg {{ width: 100% }} .wide figure {{ max-width: 84rem }}
 @media screen and (max-width: 40rem) {{
   svg.for-wide {{ display: none }} svg.for-narrow {{ display: block !important }}
 }}
@@ -62,9 +65,8 @@ details {{ margin: .2rem 0 1.4rem; font-size: .9rem }}
 summary {{ cursor: pointer; color: var(--accent); font-size: .85rem }}
 .caution {{ border-left: .25rem solid var(--warn); padding-left: .8rem }}
 svg text {{ font-family: inherit }}
-svg.timeline {{ width: 100% }}
-svg.timeline text {{ font-size: 11px; fill: var(--soft) }}
-@media screen and (max-width: 60rem) {{ svg.timeline.for-wide text {{ font-size: 15px }} }}
+svg.timeline text {{ font-size: 12px; fill: var(--soft) }}
+@media screen and (max-width: 60rem) {{ svg.timeline.for-wide text {{ font-size: 18px }} }}
 svg [fill="{INK}"] {{ fill: var(--ink) }} svg [stroke="{INK}"] {{ stroke: var(--ink) }}
 svg [fill="{FAINT}"] {{ fill: var(--line) }} svg [stroke="{FAINT}"] {{ stroke: var(--line) }}
 .legend span {{ display: inline-block; margin-right: 1.2rem; font-size: .85rem }}
@@ -93,7 +95,7 @@ pre {{ background: var(--tile); border-radius: .5rem; padding: 1rem; overflow-x:
   font: .84rem/1.5 ui-monospace, "SF Mono", Menlo, Consolas, monospace; white-space: pre-wrap }}
 a {{ color: var(--accent); overflow-wrap: anywhere }}
 sup a {{ text-decoration: none; padding-left: .1em }} sup + sup::before {{ content: "," }}
-sup {{ line-height: 0; font-size: .7em }}
+sup {{ line-height: 0; font-size: max(.7em, 11px) }}
 ol.notes {{ font-size: .87rem; color: var(--soft); padding-left: 1.4rem }}
 ol.notes li {{ margin-bottom: .35rem; overflow-wrap: anywhere }}
 footer {{ margin-top: 3rem; color: var(--soft); font-size: .8rem }}

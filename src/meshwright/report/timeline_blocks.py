@@ -34,7 +34,7 @@ class _Format:
     most_lines: int = 1
 
 
-WIDE = _Format(css_class="timeline for-wide", width=960, label_width=64, rows_height=594)
+WIDE = _Format(css_class="timeline for-wide", width=960, label_width=84, rows_height=594)
 NARROW = _Format(
     css_class="timeline for-narrow", width=350, label_width=52, rows_height=420, most_blocks=40, most_lines=4
 )

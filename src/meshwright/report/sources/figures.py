@@ -10,7 +10,7 @@ from meshwright.answers.sources.facts import CONTEXT, memory_rows
 from meshwright.answers.sources.study import SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
-from meshwright.report.figures import INK, WIDTH, bounded_scale, color_by, stacked
+from meshwright.report.figures import INK, ROOMY, WIDTH, bounded_scale, color_by, stacked
 from meshwright.report.html import ReportFigure
 from meshwright.report.sources.tables import number
 
@@ -184,7 +184,7 @@ def _table_1(found: SourceReport) -> SourceFigure:
         base.mark_line(color=PREDICTED).encode(x=x, y=alt.Y("value:Q", scale=scale)),
         base.mark_point(filled=True, color=PREDICTED, size=50, opacity=1).encode(x=x, y=alt.Y("value:Q", scale=scale)),
         base.mark_point(filled=True, color=PRINTED, size=70, opacity=1, shape="diamond").encode(x=x, y=y),
-        base.mark_text(dy=-14, color=INK).encode(x=x, y=y, text="text:N"),
+        base.mark_text(dy=-14, color=INK, style=ROOMY).encode(x=x, y=y, text="text:N"),
     ).properties(width=WIDTH, height=240)  # fmt: skip
     return SourceFigure(
         section="At scale", title=title, chart=chart, data=_data(title, rows, _devices),
