@@ -125,7 +125,7 @@ def transformer(run: Run, plan: Plan) -> Settings:
     }
 
 
-ALL, QKV_ALONE = "all", "of queries, keys and values alone"
+ALL, OF_INPUTS = "all", "of queries, keys and values alone"
 
 
 def biases(model: Model) -> str | None:
@@ -134,7 +134,7 @@ def biases(model: Model) -> str | None:
     others = {a.has_output_bias, *((model.ffn_bias,) if model.num_dense_layers else ()), *((x.bias,) if x else ())}
     if others == {a.bias} and (x is None or not a.bias):
         return ALL if a.bias else ""
-    return QKV_ALONE if a.bias and not any(others) else None
+    return OF_INPUTS if a.bias and not any(others) else None
 
 
 def _parts(model: Model) -> Settings:
@@ -162,7 +162,7 @@ def _attention(model: Model) -> Settings:
     a, rope = model.attention, model.rope
     if a.kind is not AttentionKind.MLA:
         grouped = {"num_query_groups": a.num_kv_heads, "kv_channels": a.head_dim, "qk_layernorm": a.qk_norm}
-        return grouped | _parts(model) | ({"add_qkv_bias": True} if biases(model) == QKV_ALONE else {})
+        return grouped | _parts(model) | ({"add_qkv_bias": True} if biases(model) == OF_INPUTS else {})
     is_yarn = rope.scaling is RopeScaling.YARN
     latent = {
         "multi_latent_attention": True,

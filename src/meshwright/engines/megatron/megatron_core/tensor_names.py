@@ -12,58 +12,15 @@ Their biases, where the model has them, are one vector in the same order.
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-OUTSIDE_LAYERS = {
-    "embedding.weight": "embedding.word_embeddings.weight",
-    "positions.weight": "embedding.position_embeddings.weight",
-    "norm.weight": "decoder.final_layernorm.weight",
-    "norm.bias": "decoder.final_layernorm.bias",
-    "head.weight": "output_layer.weight",
-}
-
-NORMS = {
-    f"{norm}.{kind}": f"{layer}.layer_norm_{kind}"
-    for kind in ("weight", "bias")
-    for norm, layer in (("attention_norm", "self_attention.linear_qkv"), ("ffn_norm", "mlp.linear_fc1"))
-}
-
-FUSED = {
-    f"attention.{part}.{kind}": f"self_attention.linear_qkv.{kind}"
-    for kind in ("weight", "bias")
-    for part in ("query", "key", "value")
-}
-
-ATTENTION = {
-    **FUSED,
-    "attention.output.weight": "self_attention.linear_proj.weight",
-    "attention.output.bias": "self_attention.linear_proj.bias",
-    "attention.query_norm.weight": "self_attention.q_layernorm.weight",
-    "attention.key_norm.weight": "self_attention.k_layernorm.weight",
-}
-
-DENSE = {
-    "ffn.gate.weight": "mlp.linear_fc1.weight_w",
-    "ffn.up.weight": "mlp.linear_fc1.weight_v",
-    "ffn.in.weight": "mlp.linear_fc1.weight",  # of a block without a gate
-    "ffn.in.bias": "mlp.linear_fc1.bias",
-    "ffn.down.weight": "mlp.linear_fc2.weight",
-    "ffn.down.bias": "mlp.linear_fc2.bias",
-}
-
-EXPERTS = {
-    "ffn.router.weight": "mlp.router.weight",
-    "ffn.router.bias_E": "mlp.router.expert_bias",
-    "ffn.experts.gate": "mlp.experts.experts.{expert}.linear_fc1.weight_w",
-    "ffn.experts.up": "mlp.experts.experts.{expert}.linear_fc1.weight_v",
-    "ffn.experts.down": "mlp.experts.experts.{expert}.linear_fc2.weight",
-    "ffn.shared.gate.weight": "mlp.shared_experts.linear_fc1.weight_w",
-    "ffn.shared.up.weight": "mlp.shared_experts.linear_fc1.weight_v",
-    "ffn.shared.down.weight": "mlp.shared_experts.linear_fc2.weight",
-}
-
-IN_LAYER = NORMS | ATTENTION | DENSE | EXPERTS
+_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+OUTSIDE_LAYERS: dict[str, str] = _NAMES["outside_layers"]
+FUSED: dict[str, str] = _NAMES["fused"]
+IN_LAYER: dict[str, str] = FUSED | _NAMES["in_layer"]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -26,50 +27,23 @@ OF_MODELS = ("HuggingFaceTokenizer", "Llama3Tokenizer", *TOKENIZERS)
 ITS_FILE = re.compile(r"tokenizer\.(model|json)|\$\{?\w+\}?|<.*>|")
 MAY_BE_GPT2 = re.compile(r"gpt-?2|[$<]|^[^/]*$", re.IGNORECASE)  # files of vocabularies; others are of own tokenizers
 OF_A_SIZE = re.compile(r"\d+b\b", re.IGNORECASE)
-LLAMA3 = {"original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}  # Megatron's, for all factors
-SCALES = {
-    "factor": "rope-factor", "low_frequency": "rope-low-freq-factor", "high_frequency": "rope-high-freq-factor",
-    "original_context": "rope-original-max-positional-embeddings",
-}  # fmt: skip
-"""Keys of Llama 3's scaling by their options in a fork, which needs all of them."""
-YARN_CONTEXT = 4096  # MLATransformerConfig.original_max_position_embeddings
-YARN = {
-    "original_context": ("yarn-original-max-position-embeddings", YARN_CONTEXT),
-    "beta_fast": ("yarn-beta-fast", 32.0), "beta_slow": ("yarn-beta-slow", 1.0),
-}  # fmt: skip
-"""Keys of YARN without latent attention by their options, with their defaults."""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+UNSUPPORTED: dict[str, list[str]] = _TABLES["unsupported"]
+"""Options of models that no run file can express, with the values that are read or have no effect."""
+YARN_CONTEXT = {"original_context": 4096}  # MLATransformerConfig.original_max_position_embeddings
 NOT_TRUNCATED = "no-yarn-correction-range-round-to-int"
 PAPERS = {"mscale": 1.0, "mscale_all_dims": 0.0}
 """Temperatures of the paper, which run files have without a key."""
-
-_UNSUPPORTED = """
-    apply-residual-connection-post-layernorm enable-mhc-connections heterogeneous-layers-config-encoded-json
-    heterogeneous-layers-config-path mrope-section no-rope-freq qk-l2-norm rotary-interleaved use-mup
-    use-embedding-scaling
-"""
-UNSUPPORTED: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(_UNSUPPORTED.split(), ()),
-    "experimental-attention-variant": ("gated_delta_net",),
-    "hybrid-attention-ratio": ("0", "0.0"),
-    "hybrid-mlp-ratio": ("0", "0.0"),
-    "relative-attention-num-buckets": ("32",),
-    "rotary-seq-len-interpolation-factor": ("1", "1.0"),
-    "softmax-type": ("vanilla", "learnable"),
-}
-"""Options of models that no run file can express, with the values that are read or have no effect."""
-CLAMPED = {"activation-func-clamp-value": 7.0, "glu-linear-offset": 1.0}
-"""Numbers of --quick-geglu in run files, those of gpt-oss."""
-LINEAR = {
-    "num_key_heads": ("linear-num-key-heads", 16), "num_value_heads": ("linear-num-value-heads", 32),
-    "key_head_dim": ("linear-key-head-dim", 128), "value_head_dim": ("linear-value-head-dim", 128),
-    "conv_kernel": ("linear-conv-kernel-dim", 4),
-}  # fmt: skip
-"""Keys of linear attention by their options, with their defaults."""
-STATES = {
-    "state_size": ("mamba-state-dim", 128), "head_dim": ("mamba-head-dim", 64), "num_groups": ("mamba-num-groups", 8),
-}  # fmt: skip
-"""Keys of state-space layers by their options, with their defaults."""
 PATTERNS = ("hybrid-layer-pattern", "hybrid-override-pattern")
+
+
+def _given(options: MegatronOptions, table: str) -> dict[str, Any]:
+    """Return the values of a table's options by their keys of run files; defaults say what kind of value each takes."""
+    found: dict[str, Any] = {}
+    for key, (name, usual) in _TABLES[table].items():
+        read = options.number if isinstance(usual, float) else options.integer
+        found[key] = options.flag(name) if isinstance(usual, bool) else read(name, usual)
+    return found
 
 
 def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | str:
@@ -105,14 +79,14 @@ def _blocks(options: MegatronOptions) -> dict[str, Any]:
     options.flag("is-hybrid-model")
     found: dict[str, Any] = {"layer_pattern": "".join(parts)}
     if found["layer_pattern"]:
-        states = {key: options.integer(name, usual) for key, (name, usual) in STATES.items()}
+        states = _given(options, "state_space")
         heads = options.integer("mamba-num-heads", 2 * options.integer("hidden-size", 0) // states["head_dim"])
         found["num_mtp_layers"] = len(modules)
         found |= {"mtp_pattern": modules[0]} if modules else {}
         found |= {"state_space": states | {"num_heads": heads}} if BlockKind.STATE_SPACE in main else {}
     if options.text("experimental-attention-variant"):
-        linear = {key: options.integer(name, usual) for key, (name, usual) in LINEAR.items()}
-        found["linear_attention"] = linear | {"pattern": _pattern(options, "linear-attention-freq")}
+        pattern = _pattern(options, "linear-attention-freq")
+        found["linear_attention"] = _given(options, "linear_attention") | {"pattern": pattern}
     return found
 
 
@@ -166,7 +140,7 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
         width = math.ceil(int(int(4 * hidden * 2 / 3) * multiplier) / multiple) * multiple
     norm = options.text("normalization", "LayerNorm")
     has_biases, has_qkv_biases = not options.flag("disable-bias-linear"), options.flag("add-qkv-bias")
-    for option, number in CLAMPED.items():
+    for option, number in _TABLES["quick-geglu"].items():
         if (got := options.number(option, 0.0)) != number * is_clamped:
             raise InputError(f"a model that run files cannot express: --{option}", got=got, allowed=number * is_clamped)
     if options.flag("squared-relu") and not any(name in options for name in PATTERNS):
@@ -184,11 +158,8 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
         "ffn_bias": has_biases,
         "activation": "clamped_swiglu" if is_clamped else "silu",
         "tied_embeddings": not options.flag("untie-embeddings-and-output-weights"),
-        "num_mtp_layers": options.integer("mtp-num-layers", 0),
-        "mtp_shared": options.flag("mtp-use-repeated-layer"),
         "norm_bias": norm == "LayerNorm",
-        "zero_centered_norms": options.flag("apply-layernorm-1p"),
-        "norm_epsilon": options.number("norm-epsilon", 1e-5),
+        **_given(options, "model"),
     }
 
 
@@ -269,30 +240,15 @@ def _size_of(file: str, script: Path) -> int | None:
 def _attention(options: MegatronOptions, *, hidden: int) -> dict[str, Any]:
     heads = options.integer("num-attention-heads", 0)
     is_grouped, groups = options.flag("group-query-attention"), options.integer("num-query-groups", 1)
-    normalised, width = options.flag("qk-layernorm"), options.integer("kv-channels", hidden // heads)
+    own, width = _given(options, "attention"), options.integer("kv-channels", hidden // heads)
     if "num-query-groups" in options and not is_grouped:
         options.note(f"--num-query-groups {groups} has no effect without --group-query-attention")
     if options.flag("multi-latent-attention"):
-        rotary = options.integer("qk-pos-emb-head-dim", 64)
-        return {  # --qk-layernorm is for latent vectors, which are always normalised; --kv-channels has no effect
-            "kind": "mla",
-            "num_heads": heads,
-            "num_kv_heads": heads,
-            "head_dim": options.integer("qk-head-dim", 128) + rotary,
-            "value_head_dim": options.integer("v-head-dim", 128),
-            "query_lora_rank": options.integer("q-lora-rank", 0),
-            "kv_lora_rank": options.integer("kv-lora-rank", 32),
-            "rope_head_dim": rotary,
-        }
-    return {
-        "num_heads": heads,
-        "num_kv_heads": groups if is_grouped else heads,
-        "head_dim": width,
-        "qk_norm": normalised,
-        "output_gate": options.flag("attention-output-gate"),
-        "sinks": options.text("softmax-type") == "learnable",
-        **_window(options),
-    }
+        latent = {"kind": "mla", "num_heads": heads, "num_kv_heads": heads, **_given(options, "latent_attention")}
+        # --qk-layernorm is for latent vectors, which are always normalised; --kv-channels has no effect
+        return latent | {"head_dim": options.integer("qk-head-dim", 128) + latent["rope_head_dim"]}
+    sinks, num_groups = options.text("softmax-type") == "learnable", groups if is_grouped else heads
+    return own | {"num_heads": heads, "num_kv_heads": num_groups, "head_dim": width, "sinks": sinks, **_window(options)}
 
 
 def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any]:
@@ -304,32 +260,29 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
     base, fraction = options.number("rotary-base", 10_000.0), options.number("rotary-percent", 1.0)
     theta = options.number("rope-theta", base)  # of a fork, which does not use the other
     is_scaled, factor = options.flag("use-rope-scaling"), options.number("rope-scaling-factor", 8.0)
-    temperatures = {"mscale": options.number("mscale", 1.0), "mscale_all_dims": options.number("mscale-all-dim", 0.0)}
-    yarn = {
-        "scaling": "yarn", "factor": options.number("rotary-scaling-factor", 1.0), "original_context": YARN_CONTEXT,
-    }  # fmt: skip
+    temperatures, latent_yarn = _given(options, "temperatures"), {"scaling": "yarn", **_given(options, "latent_yarn")}
     is_latent = section["attention"].get("kind") == "mla"
     rope_type = options.text("rope-type", "yarn" if is_latent else "rope")
     if is_latent:
-        return {"theta": theta} | (yarn | temperatures if yarn["factor"] != 1 and rope_type == "yarn" else {})
+        is_scaled = latent_yarn["factor"] != 1 and rope_type == "yarn"
+        return {"theta": theta} | (latent_yarn | YARN_CONTEXT | temperatures if is_scaled else {})
     if kind == "learned_absolute" and not has_none:
         section["learned_positions"] = table
         return {}
     if kind == "none" and section["layer_pattern"]:  # no engine rotates what hybrids attend to
         return {}
     if kind == "yarn":
-        yarn |= {key: options.number(name, usual) for key, (name, usual) in YARN.items()}
-        own = {} if temperatures == PAPERS else temperatures
-        return {"theta": theta, "truncate": not options.flag(NOT_TRUNCATED)} | yarn | own
+        own = {"truncate": not options.flag(NOT_TRUNCATED)} | ({} if temperatures == PAPERS else temperatures)
+        return {"theta": theta} | latent_yarn | _given(options, "yarn") | own
     if kind != "rope" or rope_type != "rope":
         allowed = "rope, yarn, learned_absolute"
         raise InputError("positions that run files cannot express", got=f"{kind}, {rope_type}", allowed=allowed)
     rope: dict[str, Any] = {"theta": theta} | ({"rotated_share": fraction} if fraction != 1 else {})
     if "rope-factor" in options:
-        if absent := [name for name in SCALES.values() if name not in options]:
+        if absent := [name for name, _ in _TABLES["scales"].values() if name not in options]:  # of a fork
             raise InputError("the arguments lack values of --rope-factor", got=", ".join(absent))
-        return rope | {"scaling": "llama3"} | {key: options.number(name, 0) for key, name in SCALES.items()}
-    return rope | ({"scaling": "llama3", "factor": factor, **LLAMA3} if is_scaled else {})
+        return rope | {"scaling": "llama3"} | _given(options, "scales")
+    return rope | ({"scaling": "llama3", "factor": factor, **_TABLES["llama3"]} if is_scaled else {})
 
 
 def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any]:
@@ -345,18 +298,12 @@ def _experts(options: MegatronOptions, section: dict[str, Any]) -> dict[str, Any
             got=f"--moe-router-score-function {router} {'with' if is_biased else 'without'} biases",
         )
     experts: dict[str, Any] = {
-        "num_experts": options.integer("num-experts", 0),
-        "top_k": options.integer("moe-router-topk", 2),
+        **_given(options, "experts"),
         "ffn_hidden": width,
         "num_dense_layers": _dense_layers(options),
         "router": router,
-        "num_groups": options.integer("moe-router-num-groups", 0),
-        "groups_per_token": options.integer("moe-router-group-topk", 0),
         "normalize_top_k": router == "sigmoid" or options.flag("norm-topk-prob") or not before,
-        "routed_scale": options.number("moe-router-topk-scaling-factor", 1.0),
         "bias": section["ffn_bias"],
-        "latent": options.integer("moe-latent-size", 0),
-        "shared_gate": options.flag("moe-shared-expert-gate"),
     }
     if shared:
         whole = width > 0 and shared % width == 0
