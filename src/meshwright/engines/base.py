@@ -157,8 +157,8 @@ class Imported:
     program: str = ""  # whose configuration it is, where the engine is another
 
 
-ASSUMED = "assumed:"
-"""Beginning of a note on a value that the configuration lacks; the run file that is written contains the note."""
+ASSUMED, DEPRECATED = "assumed:", "deprecated:"
+"""Beginnings of notes on values that a configuration lacks, and on keys that its program is giving up."""
 
 
 def not_estimated(settings: Iterable[str]) -> list[str]:

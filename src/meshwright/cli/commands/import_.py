@@ -9,9 +9,10 @@ import click
 from meshwright.api.configurations import CLUSTER, import_run, survey_configurations
 from meshwright.api.question import ask
 from meshwright.cli.options import json_option
-from meshwright.cli.output import emit_json, emit_text, note, print_line, print_text_tables
+from meshwright.cli.output import emit, emit_json, emit_text, exit_unless, note, print_line, print_text_tables
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
+from meshwright.targets import load
 
 OF_SURVEYS = ("cluster", "ignore")
 
@@ -27,13 +28,15 @@ OF_SURVEYS = ("cluster", "ignore")
         'meshwright import "train.sh --vocab-size 32000" --cluster h100-8x8',
         "meshwright import run_config.yaml --cluster h100-8x8",
         'meshwright import "axolotl.yml max_steps=500" --cluster h100-8x1',
+        'meshwright import "axolotl.yml max_steps=500" --cluster h100-8x1 --lint',
         "meshwright import --survey torchtitan --json",
     ],
 )
 @click.option("--cluster", metavar=CLUSTER.metavar, help=CLUSTER.about)
 @click.option("--survey", is_flag=True, help="Say of every configuration below the folder CONFIG whether it is read.")
+@click.option("--lint", is_flag=True, help="Review the run in place of printing it.")
 @json_option
-def command(*, asked: dict[str, Any], survey: bool, as_json: bool) -> None:
+def command(*, asked: dict[str, Any], survey: bool, lint: bool, as_json: bool) -> None:
     """Read the configuration of another engine as a run file.
 
     The run file is printed, or written to --out. Without --engine, the content of the file shows whose it is.
@@ -59,15 +62,24 @@ def command(*, asked: dict[str, Any], survey: bool, as_json: bool) -> None:
     or refused with the first reason; --json has all reasons. Nothing of the folder is executed. Without --cluster,
     each file is read on 512 H100s, else on the first number of nodes that its degrees fill.
 
+    --lint says what a reviewer would: what stops the run, values that are assumed, deprecated keys, options that do
+    nothing, and the plan that `plan` takes, with its gain. Exits with 1 when the run cannot start so.
+
     Every setting that a run file cannot express is refused or noted. So is what `estimate` and the engine find
     wrong with the run: a batch that is not divisible, a plan that does not fit, flags that contradict each other.
     """
     if survey:
-        _survey(asked, as_json=as_json)
+        _survey(asked | {"lint": lint}, as_json=as_json)
         return
     if asked["cluster"] is None:
         raise InputError("missing option '--cluster'", hint="see `meshwright import --help`")
     found = ask(import_run, asked)
+    if lint:
+        findings = load("meshwright.answers.run_lint:review")(found)
+        rows = [{"level": level, "text": text} for level, text in findings]
+        emit({"findings": rows}, lambda _: print_line("\n".join(map(": ".join, findings))), as_json=as_json)
+        exit_unless(all(level != "error" for level, _ in findings))
+        return
     if as_json:
         emit_json(found.to_dict())
         return

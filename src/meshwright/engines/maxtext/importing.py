@@ -195,9 +195,8 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
         if _degree(settings, axis, cluster) != 1:
             raise InputError("an axis that run files do not support", got=f"ici_{axis}_parallelism")
     _fill_open_axis(degrees, num_devices)
-    if (
-        other := degrees.pop("fsdp_transpose")
-    ) > 1:  # the other dimension of a matrix: weights and batch are sharded too
+    other = degrees.pop("fsdp_transpose")
+    if other > 1:  # the other dimension of a matrix: weights and batch are sharded too
         settings.note(f"fsdp_transpose of {other} is read as a part of fully sharded data parallelism")
         degrees["fsdp"] *= other
     _merge(degrees, settings, cluster)
@@ -227,9 +226,7 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
 
 def _fill_open_axis(degrees: dict[str, int], num_devices: int) -> None:
     """Assign the remaining devices to the axis of degree 0."""
-    given = 1
-    for degree in degrees.values():
-        given *= degree or 1
+    given = math.prod(degree or 1 for degree in degrees.values())
     open_axes = [axis for axis, degree in degrees.items() if not degree]
     if len(open_axes) > 1:
         raise InputError("only one axis can be -1", got=", ".join(open_axes))

@@ -13,10 +13,7 @@ from meshwright.runfile.synonyms import LORA_TARGETS
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 ALL = (*ATTENTION, *MLP)
-EVERY_LAYER = re.compile(
-    r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?(?:\(_checkpoint_wrapped_module\\?\.\)\?)?"
-    r"\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?"
-)
+EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
 """A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
 
 
@@ -110,6 +107,7 @@ def _names(given: Any, settings: Settings) -> list[str]:
         return [one.rpartition(".")[2] for one in given]
     if not isinstance(given, str):
         raise settings.error("targets", "must be names of modules")
+    given = given.replace("(_checkpoint_wrapped_module.)?", "")
     if (pattern := EVERY_LAYER.fullmatch(given[:200])) and len(given) <= 200:
         blocks, names = pattern[1].split("|"), pattern[2].split("|")
         of = {"mlp": {"gate", "up", "down"}, "self_attn": {"q", "k", "v", "o"}, "cross_attn": set(), "attn": set()}

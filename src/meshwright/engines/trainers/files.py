@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines import refusals
-from meshwright.engines.base import not_estimated
+from meshwright.engines.base import DEPRECATED, not_estimated
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
 from meshwright.errors import InputError
@@ -90,6 +90,7 @@ def read_settings(parts: list[str], *, ignore: Collection[str]) -> Settings:
     refusals.unknown_keys(unknown, known, program=kind.title, ignore=ignore)
     settings.notes += refusals.ignored_note(ignore)
     settings.notes += not_estimated(settings.unestimated)
+    settings.notes += [f"{DEPRECATED} {'; '.join(settings.deprecated)}"] if settings.deprecated else []
     if settings.refused:
         reasons = "; ".join(f"{reason}: {', '.join(keys)}" for reason, keys in settings.refused.items())
         raise InputError(f"{path}: settings that run files cannot express: {reasons}")
@@ -141,6 +142,8 @@ def _sort(
     for key, value in _flat(kind, content).items():
         if value is None or (value == "auto" and kind.title == "DeepSpeed"):
             continue
+        if key in kind.deprecated and not kind.is_off(key, value):
+            settings.deprecated.append(f"{key}, now {kind.deprecated[key]}")
         setting = kind.keys.get(key)
         if setting == "deepspeed":
             if not kind.is_off(key, value):

@@ -33,8 +33,6 @@ FSDP = {
     "hybrid_shard_zero2": "gradients", "5": "gradients",
 }  # fmt: skip
 """Sharding by the strategies of PyTorch's first FSDP, by name and by number."""
-OBJECTIVE_NAMES = ("output_dir", "run_name", "hub_model_id")
-"""Settings whose words may name the loss of pairs."""
 NEEDED = {"model": "NAME", "sequence_length": "TOKENS", "micro": "SEQUENCES", "learning_rate": "RATE"}
 """Settings without which there is no run, with what messages write for a value."""
 ATTENTION_KEYS = {"xformers": "xformers", "fa2": "flash_attention_2", "flex": "flex_attention", "eager": "eager"}
@@ -102,21 +100,13 @@ def _builder(settings: Settings) -> tuple[str | None, str | None]:
 
 
 def _assume_length(settings: Settings, model: Any) -> None:
-    """Give the longest sequence that the model takes, as an assumption, where the trainer shortens no sample.
-
-    Without a length nothing is packed: the length is asked for where a file packs samples all the same.
-    """
-    longest = settings.table.longest.get(str(model).lower())
-    if longest is None or settings.get("sequence_length") is not None or settings.truth("packing"):
-        return
-    key = settings.key("sequence_length")
-    settings.given["sequence_length"] = Given(value=longest, key=key, file=settings.file)
-    settings.notes.insert(
-        0,
-        f"{ASSUMED} sequences of {longest} tokens, the most that the model takes: without {key} they are as long as "
-        "the data's, and time and memory of a step are at most those of the estimate; "
-        f'"{settings.file.name} {key}=TOKENS" gives another length',
-    )
+    """Assume the longest sequence of the model where the trainer shortens no sample; it packs none then."""
+    longest, key = settings.table.longest.get(str(model).lower()), settings.key("sequence_length")
+    if longest is not None and settings.get("sequence_length") is None and not settings.truth("packing"):
+        settings.given["sequence_length"] = Given(value=longest, key=key, file=settings.file)
+        note = f"{ASSUMED} sequences of {longest} tokens, the most that the model takes, as without {key} none is "
+        note += "shortened: time and memory of a step are upper bounds"
+        settings.notes.insert(0, f'{note}; "{settings.file.name} {key}=TOKENS" gives another length')
 
 
 def _objective(settings: Settings) -> str:
@@ -129,15 +119,14 @@ def _objective(settings: Settings) -> str:
         return (settings.text("preference_loss") or found) if found == "dpo" else found
     if settings.get("margin_ratio") is not None:
         return "simpo"
-    names = [*settings.file.absolute().parts[-3:], *(settings.get(name) for name in OBJECTIVE_NAMES)]
-    parts = {*re.split(r"[^a-z0-9]+", " ".join(map(str, names)).lower())}
-    found = [name for name in settings.values("preference") if name in parts]
+    names = [*settings.file.absolute().parts[-3:], *map(settings.get, ("output_dir", "run_name", "hub_model_id"))]
+    losses = settings.values("preference")
+    found = losses.keys() & re.split(r"[^a-z0-9]+", " ".join(map(str, names)).lower())
     if len(found) != 1:
-        allowed = " or ".join(f"train.preference={name}" for name in settings.values("preference"))
-        hint = f'give it behind the file: "{settings.file.name} train.preference=dpo"'
-        raise InputError(f"{settings.file} does not name the loss of its pairs", allowed=allowed, hint=hint)
-    settings.notes.insert(0, f"{ASSUMED} {found[0]} is the loss of pairs, by the names of the file and of its run")
-    return found[0]
+        hint = f'"{settings.file.name} train.preference=dpo" gives it'
+        raise InputError(f"{settings.file} does not name the loss of its pairs", allowed=", ".join(losses), hint=hint)
+    settings.notes.insert(0, f"{ASSUMED} {min(found)} is the loss of pairs, by the names of the file and of its run")
+    return min(found)
 
 
 def _preference(settings: Settings, task: dict[str, Any]) -> dict[str, Any]:
@@ -145,30 +134,26 @@ def _preference(settings: Settings, task: dict[str, Any]) -> dict[str, Any]:
 
     Trainers switch the dropout of adapters off, here in `task`, so that the reference is the same function.
     """
-    loss = _objective(settings)
-    if not loss:
+    if not (loss := _objective(settings)):
         return {}
     beta, ratio = settings.number("preference_beta"), settings.number("margin_ratio")
-    margin = settings.number("preference_margin") if ratio is None or beta is None else beta * ratio
-    of_loss = {
-        "dpo": {"label_smoothing": settings.number("preference_smoothing")},
-        "simpo": {"margin": margin},
-        "kto": {name: settings.number(name) for name in ("desirable_weight", "undesirable_weight")},
-    }
-    found = {"beta": beta, **of_loss.get(loss, {})}
+    found = {"beta": beta}
+    if loss == "dpo":
+        found["label_smoothing"] = settings.number("preference_smoothing")
+    elif loss == "simpo":
+        found["margin"] = settings.number("preference_margin") if ratio is None else (beta or 0.0) * ratio
+    elif loss == "kto":
+        found |= {name: settings.number(name) for name in ("desirable_weight", "undesirable_weight")}
     if task and task["lora"]["dropout"]:
         if not settings.truth("pairs_without_dropout"):
             raise settings.error("dropout", "run files have no dropout beside pairs of answers", allowed="0")
         task["lora"]["dropout"] = 0.0
-        settings.notes.append(
-            f"{settings.key('dropout')} is read as 0: {settings.table.title} switches it off for pairs"
-        )
-    is_precomputed = settings.truth("precomputed_reference")
-    has_reference = loss in ("dpo", "kto")
-    if has_reference and task and is_precomputed:
-        settings.notes += not_estimated(["log-probabilities of the reference that are computed before the first step"])
-    elif has_reference and not task and not is_precomputed:
-        settings.notes += not_estimated(["a copy of the model as the reference, and its forward pass in each step"])
+        name = settings.table.title
+        settings.notes.append(f"{settings.key('dropout')} is read as 0: {name} switches it off for pairs")
+    if loss in ("dpo", "kto") and bool(task) == settings.truth("precomputed_reference"):
+        copy = "a copy of the model as the reference, and its forward pass in each step"
+        before = "log-probabilities of the reference that are computed before the first step"
+        settings.notes += not_estimated([before if task else copy])
     pair = "an answer and a mismatched one" if loss == "kto" else "both answers of a pair"
     settings.notes.append(f"data.sequence_length holds {pair}: twice the trainer's sequence")
     return {"preference": {"loss": loss} | {key: value for key, value in found.items() if value is not None}}

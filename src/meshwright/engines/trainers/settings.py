@@ -38,6 +38,7 @@ class Settings:
     notes: list[str] = field(default_factory=list)
     refused: dict[str, list[str]] = field(default_factory=dict)  # by the reason
     unestimated: list[str] = field(default_factory=list)
+    deprecated: list[str] = field(default_factory=list)
 
     def give(self, setting: str, given: Given, *, of: TrainerTable) -> None:
         """Add a setting. Raises InputError if another key has given it another value."""

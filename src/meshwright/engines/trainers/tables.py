@@ -9,6 +9,7 @@
     without_effect keys that change neither step nor learning
     off            key -> values that are as if it were not set, besides null, false, 0 and empty ones
     longest        model -> tokens of its longest sequence, where the trainer shortens no sample by default
+    deprecated     key -> the one that is in its place in the newest release
     marks          sets of keys by one of which a configuration is recognised
     extends        table whose keys it has too; `values_of`: whose values alone
     shares_work    true: it says how devices share the work, and names no model
@@ -50,6 +51,7 @@ class TrainerTable:
     without_effect: frozenset[str]
     off: Mapping[str, list[Any]]
     longest: Mapping[str, int]
+    deprecated: Mapping[str, str]
     shares_work: bool
 
     def knows(self, key: str) -> bool:
@@ -95,7 +97,6 @@ def table(name: str) -> TrainerTable:
         framework=read["framework"],
         marks=tuple(frozenset(mark.split()) for mark in read["marks"]),
         keys=read["keys"] | {key: one for key, one in (below.keys if below else {}).items() if key not in read["keys"]},
-        defaults=(below.defaults if below else {}) | read.get("defaults", {}),
         values=values,
         refused={key: one for key, one in above.items() if key not in read["keys"]} | refused,
         **{
@@ -104,7 +105,10 @@ def table(name: str) -> TrainerTable:
             for name in ("not_estimated", "not_carried", "without_effect")
         },
         off=(below.off if below else {}) | read.get("not_estimated", {}).get("off", {}) | read.get("off", {}),
-        longest=read.get("longest", {}),
+        **{
+            name: (getattr(below, name) if below else {}) | read.get(name, {})
+            for name in ("defaults", "longest", "deprecated")
+        },
         shares_work=read.get("shares_work", False),
     )
 

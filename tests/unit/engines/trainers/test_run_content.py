@@ -323,7 +323,7 @@ def test_strategies_of_fsdp(read, tmp_path, stated, expected):
         (AXOLOTL | {"rl": "dpo", "dpo_label_smoothing": 0.1}, "dpo_label_smoothing: 0.1"),
         (LLAMA_FACTORY | {"stage": "rm"}, "stage: run files do not have it"),
         (PAIRS | {"loss_type": "apo_zero"}, "loss of another objective: loss_type: \"apo_zero\""),
-        (PAIRS, "does not name the loss of its pairs: allowed: train.preference=dpo or"),
+        (PAIRS, "does not name the loss of its pairs: allowed: dpo, kto, orpo, simpo"),
         (PAIRS | {"run_name": "a-dpo-of-an-orpo"}, "does not name the loss of its pairs"),
         (TORCHTUNE_DPO | {"loss": {"_component_": "torchtune.rlhf.loss.PPOLoss"}}, "loss._component_: run files do"),
         (TORCHTUNE_DPO | {"model": TORCHTUNE["model"] | {"lora_dropout": 0.1}}, "lora_dropout: run files have no"),

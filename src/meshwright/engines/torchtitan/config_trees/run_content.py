@@ -229,13 +229,9 @@ def parallel_section(settings: TrainerSettings, *, num_layers: int) -> dict[str,
         plan |= {"data_shard": replicate, "data_replicate": 1, "sharding": "none"}
     if settings.take("training.enable_cpu_offload"):
         raise InputError("parameters in host memory, which run files do not support", got="training.enable_cpu_offload")
-    for name in (
-        "pipeline_parallel_schedule",
-        "module_fqns_per_model_part",
-        "pipeline_parallel_layers_per_stage",
-        "pipeline_parallel_microbatch_size",
-    ):
-        take(name)
+    take("module_fqns_per_model_part")
+    for name in ("schedule", "layers_per_stage", "microbatch_size"):
+        take(f"pipeline_parallel_{name}")
     if pipeline > 1:
         plan["schedule"] = schedule_of(settings.values)
         stages = layers_on_stages(settings.values, num_layers=num_layers)
@@ -328,13 +324,8 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
     def wsd(ratio: Any) -> dict[str, Any]:
         return {"decay_ratio": ratio, "decay_shape": kind}
 
-    steps, warmup, ratio, kind = (
-        settings.values["training.steps"],
-        take("warmup_steps"),
-        take("decay_ratio"),
-        take("decay_type"),
-    )
-    total = take("total_steps")
+    steps = settings.values["training.steps"]
+    total, warmup, ratio, kind = map(take, ("total_steps", "warmup_steps", "decay_ratio", "decay_type"))
     if total not in (None, steps):
         notes.append(f"lr_scheduler.total_steps = {total} is not carried over: rates decay within {steps} steps")
     rates: dict[str, Any] = {"warmup_steps": min(warmup, steps), "final_ratio": take("min_lr_factor")}

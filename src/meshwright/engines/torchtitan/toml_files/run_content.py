@@ -22,7 +22,7 @@ from meshwright.engines.torchtitan.config_trees.contradictions import contradict
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
 from meshwright.engines.torchtitan.toml_files.presets import OLDER, preset_model, without_earlier
 from meshwright.errors import InputError
-from meshwright.specs.model import Model, Router
+from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE
 
 LATER = {
@@ -114,13 +114,15 @@ def import_toml(path: Path, *, cluster: StatedCluster, ignore: Collection[str] =
     if settings.values["model.tokenizer_path"] and preset[1] == "debugmodel":
         notes.append(f"the vocabulary of {model.vocab} is torchtitan 0.2's; 0.1 took it from model.tokenizer_path")
     is_biased = model.experts is not None and model.experts.router is Router.SIGMOID
+    backend = settings.take("parallelism.expert_parallel_comm_backend")
     imported = ImportedModel(
         model=model, lora=None, recipe=recipe, balance_rate=BIAS_RATE if is_biased else None,
-        max_sequence=sys.maxsize, notes=(), comm_backend=_comm_backend(settings, model),
+        max_sequence=sys.maxsize, notes=(), comm_backend=backend if model.experts is not None else "",
     )  # fmt: skip
     notes += contradictions(settings.values, given=settings.given, model=imported)
     parallel = run_content.parallel_section(settings, num_layers=model.num_layers)
-    parallel |= _expert_tensor(settings, parallel)
+    degree = settings.take("parallelism.expert_tensor_parallel_degree")
+    parallel |= {"expert_tensor": degree} if parallel["expert"] > 1 and degree > 1 else {}
     parallel["recompute"] = _recompute(settings, layers=model.num_layers // parallel["pipeline"])
     width = run_content.data_width(parallel, cluster=cluster)
     content: dict[str, Any] = {
@@ -165,17 +167,6 @@ def _parameter_format(settings: _TomlSettings, recipe: str | None) -> dict[str, 
 def _data(settings: _TomlSettings) -> dict[str, Any]:
     path, name = settings.take("training.dataset_path"), settings.take("training.dataset")
     return {"source": path or name, "sequence_length": settings.take("training.seq_len")}
-
-
-def _comm_backend(settings: _TomlSettings, model: Model) -> str:
-    backend = settings.take("parallelism.expert_parallel_comm_backend")
-    return backend if model.experts is not None else ""
-
-
-def _expert_tensor(settings: _TomlSettings, parallel: dict[str, Any]) -> dict[str, int]:
-    """Return the expert tensor degree, if experts are split over it."""
-    degree = settings.take("parallelism.expert_tensor_parallel_degree")
-    return {"expert_tensor": degree} if parallel["expert"] > 1 and degree > 1 else {}
 
 
 def _recompute(settings: _TomlSettings, *, layers: int) -> Any:
