@@ -41,8 +41,10 @@ def _given(options: MegatronOptions, table: str) -> dict[str, Any]:
     """Return the values of a table's options by their keys of run files; defaults say what kind of value each takes."""
     found: dict[str, Any] = {}
     for key, (name, usual) in _TABLES[table].items():
-        read = options.number if isinstance(usual, float) else options.integer
-        found[key] = options.flag(name) if isinstance(usual, bool) else read(name, usual)
+        if isinstance(usual, bool):
+            found[key] = options.flag(name)
+        else:
+            found[key] = options.number(name, usual) if isinstance(usual, float) else options.integer(name, usual)
     return found
 
 
