@@ -195,6 +195,42 @@ def test_steps_equal_those_of_adamw(schedule, weight_decay):
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("factors", [{"embedding": 0.1, "head": 3.0}, {"lora_b": 16.0}, {"head": 2.0, "vectors": 0.5}])
+def test_groups_have_rates_of_their_own(factors):
+    """As groups of PyTorch's AdamW; decay follows the rate of its group. The head's bias has the head's rate."""
+
+    def build():
+        torch.manual_seed(0)
+        layer = torch.nn.ModuleDict({"lora_b": torch.nn.Linear(8, 8, bias=False), "norm": torch.nn.LayerNorm(8)})
+        parts = {"embedding": torch.nn.Linear(8, 8, bias=False), "layer": layer, "head": torch.nn.Linear(8, 4)}
+        return torch.nn.ModuleDict(parts)
+
+    def outputs(model):
+        hidden = model["layer"]["norm"](model["layer"]["lora_b"](model["embedding"](torch.ones(2, 8))))
+        return model["head"](hidden).square().sum()
+
+    groups = {"embedding.weight": "embedding", "layer.lora_b.weight": "lora_b", "layer.norm.weight": "vectors",
+              "layer.norm.bias": "vectors", "head.weight": "head", "head.bias": "head"}  # fmt: skip
+    settings_ = Optimizer(rate_factors=factors, gradient_clip=None, weight_decay=0.1)
+    mine, theirs = build(), build()
+    optimizer = MasterOptimizer(masters_of([mine], compute=torch.float32), settings=settings_, is_single_process=True)
+    reference = torch.optim.AdamW(
+        [
+            {"params": [p], "weight_decay": 0.1 * (p.ndim > 1), "lr": 1e-2 * factors.get(groups[name], 1.0)}
+            for name, p in theirs.named_parameters()
+        ],
+        betas=settings_.betas, eps=settings_.epsilon, fused=True,
+    )  # fmt: skip
+    for _ in range(4):
+        outputs(mine).backward()
+        for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+            b.grad = a.grad.clone()
+        optimizer.step(learning_rate=1e-2)
+        reference.step()
+    for a, b in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
 SIZES_OF_GRADIENTS = (0.2, 40.0, 0.5, 40.0)
 """Factors of gradients whose norm is about one: the two of 40 are clipped, alike."""
 NUM_VALUES = 914

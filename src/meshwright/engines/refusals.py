@@ -244,7 +244,11 @@ def absent_predictions(run: Run) -> Iterator[Unsupported]:
 def regularisers(run: Run) -> Iterator[Unsupported]:
     """Terms of the loss, noise, averages of weights and new tokens, which the engine does not have."""
     values = {f"train.{name}": getattr(run.train, name) for name in ("z_loss", "label_smoothing", "neftune_alpha")}
-    values |= {"optimizer.average_decay": run.optimizer.average_decay, "data.added_tokens": run.data.added_tokens}
+    values |= {
+        "optimizer.average_decay": run.optimizer.average_decay,
+        "optimizer.rate_factors": run.optimizer.rate_factors,
+        "data.added_tokens": run.data.added_tokens,
+    }
     for key in (key for key, value in values.items() if value):
         yield Unsupported(key=key, reason="only the native engine has it in this form: leave it out")
 

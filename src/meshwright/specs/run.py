@@ -97,6 +97,15 @@ class Tracker(StrEnum):
     MLFLOW = "mlflow"
 
 
+class RateGroup(StrEnum):
+    """Parameters with a learning rate of their own. One that two groups name has the first one's."""
+
+    EMBEDDING = "embedding"
+    HEAD = "head"  # of models whose embedding is not tied
+    LORA_B = "lora_b"  # B of all adapters; a larger rate is LoRA+ (Hayou et al. 2024)
+    VECTORS = "vectors"  # norms and biases
+
+
 @dataclass(frozen=True, kw_only=True)
 class Optimizer:
     """An optimizer of `specs.optimizers` and its learning-rate schedule."""
@@ -121,6 +130,7 @@ class Optimizer:
     newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5
     adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
     adamw_learning_rate: Positive | None = None  # peak for embedding, head and vectors; None: `learning_rate`
+    rate_factors: Mapping[RateGroup, Positive] = field(default_factory=dict)  # of groups, over the learning rate
     average_decay: BelowOne = 0.0  # of the exponential moving average of the weights (EMA); 0: none is kept
 
 

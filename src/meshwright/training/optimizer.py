@@ -22,7 +22,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from meshwright.kernels.adamw import clip_scale, gradient_squares
-from meshwright.specs.run import DecayShape, LearningRateSchedule, StateFormat
+from meshwright.specs.run import DecayShape, LearningRateSchedule, RateGroup, StateFormat
 from meshwright.specs.run import Optimizer as Settings
 from meshwright.training.host_memory import HostCopies
 from meshwright.training.masters import Master, is_partial, local_part
@@ -242,8 +242,22 @@ def _updates(masters: list[Master], *, settings: Settings, seed: int, offloads: 
         for update in _elementwise(held, settings=replace(settings, name="adamw"), seed=seed):
             yield update, own_rate / settings.learning_rate
     else:
-        for update in _elementwise(held, settings=settings, seed=seed, offloads=offloads):
-            yield update, 1.0
+        factors = {m.name: _rate_factor(m, settings.rate_factors) for m in held}
+        for factor in dict.fromkeys(factors.values()):
+            group = [m for m in held if factors[m.name] == factor]
+            for update in _elementwise(group, settings=settings, seed=seed, offloads=offloads):
+                yield update, factor
+
+
+def _rate_factor(master: Master, factors: Mapping[RateGroup, float]) -> float:
+    """Return the factor of the first group that holds `master`; 1 where none does."""
+    holds = {
+        RateGroup.EMBEDDING: master.name.startswith("embedding."),
+        RateGroup.HEAD: master.name.startswith("head."),
+        RateGroup.LORA_B: ".lora_b." in master.name,
+        RateGroup.VECTORS: not master.is_matrix,
+    }
+    return next((factors[group] for group, is_held in holds.items() if is_held and group in factors), 1.0)
 
 
 ELEMENTWISE = {"adamw": FusedAdamW, "adamw8bit": EightBitAdamW, "lion": Lion}

@@ -34,6 +34,18 @@ EVALUATED = ["data.validation=v.txt"]
         (OTHERS, "train.neftune_alpha", ["train.neftune_alpha=5"]),
         (OTHERS, "data.added_tokens", ["data.added_tokens=[<a>]"]),
         (OTHERS, "optimizer.average_decay", ["optimizer.average_decay=0.9"]),
+        (OTHERS, "optimizer.rate_factors", ["optimizer.rate_factors={embedding: 0.1}"]),
+        (
+            ("native",),
+            "optimizer.rate_factors.lora_b: the run has no adapters",
+            ["optimizer.rate_factors={lora_b: 16}"],
+        ),
+        (
+            ("native",),
+            "optimizer.rate_factors.embedding: the embedding is frozen",
+            ["task=lora", "optimizer.rate_factors={embedding: 2}"],
+        ),
+        (("native",), "optimizer.rate_factors.vectors: muon", ["optimizer={name: muon, rate_factors: {vectors: 2}}"]),
         (("torchtitan", "maxtext"), "train.balance_loss", ["mixture", "train.balance_loss=0.01"]),
         (("native", "megatron"), "train.balance_loss", ["train.balance_loss=0.01"]),
         (("torchtitan", "maxtext"), "train.router_z_loss: the engine", ["mixture", "train.router_z_loss=0.01"]),

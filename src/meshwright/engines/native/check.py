@@ -16,7 +16,7 @@ from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, Preference, PreferenceLoss, Run
+from meshwright.specs.run import BIAS_RATE, Preference, PreferenceLoss, RateGroup, Run
 
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
 
@@ -48,6 +48,7 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="train.label_smoothing", reason="the model caps its logits: must be 0")
     if run.train.preference is not None:
         yield from _preference(run.train.preference, run)
+    yield from _rate_factors(run)
     if run.lora is not None:
         yield from _lora(run.lora, run)
 
@@ -72,6 +73,22 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
     ):
         if is_stated:
             yield Unsupported(key=name, reason=reason)
+
+
+def _rate_factors(run: Run) -> Iterator[Unsupported]:
+    """Groups of `optimizer.rate_factors` that train no parameter."""
+    saved = ("embedding", "head") if run.lora is None else run.lora.modules_to_save
+    absent = {
+        RateGroup.EMBEDDING: "" if "embedding" in saved else "the embedding is frozen: lora.modules_to_save trains it",
+        RateGroup.HEAD: "the head is the embedding's matrix" if run.model.tied_embeddings
+        else "" if "head" in saved else "the head is frozen: lora.modules_to_save trains it",
+        RateGroup.LORA_B: "" if run.lora is not None else "the run has no adapters",
+        RateGroup.VECTORS: "" if run.lora is None else "norms and biases are frozen with the base",
+    }  # fmt: skip
+    for group in run.optimizer.rate_factors:
+        reason = "muon's other rate is adamw_learning_rate" if run.optimizer.name == "muon" else absent[group]
+        if reason:
+            yield Unsupported(key=f"optimizer.rate_factors.{group}", reason=reason)
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:

@@ -340,6 +340,8 @@ def _optimizer(settings: Settings) -> dict[str, Any]:
         "weight_decay": settings.number("weight_decay"),
         "states": states,
     }
+    if factor := settings.number("lora_b_factor"):
+        found["rate_factors"] = {"lora_b": factor}
     found = {key: value for key, value in found.items() if value not in (None, "")}
     return found | {"gradient_clip": clip or None} | _schedule(settings)
 

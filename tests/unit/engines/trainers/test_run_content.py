@@ -243,6 +243,7 @@ def test_llama_factory(read):
     assert (run.lora.rank, run.lora.alpha, run.lora.targets) == (8, 16.0, ("query", "value"))
     assert (run.lora.base_format, run.precision.name, str(run.plan.recompute)) == ("nf4_double", "fp16", "full")
     assert run.global_batch == 64
+    assert read(LLAMA_FACTORY | {"loraplus_lr_ratio": 16.0}).optimizer.rate_factors == {"lora_b": 16.0}
 
 
 def test_torchtune(read):
