@@ -19,7 +19,7 @@ BENCH = "meshwright.bench.ingest.bench"
 
 
 def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
-    """Check what is asked for, measure, record and report."""
+    """Check the options, measure, record and report."""
     require_torch("encoding chunks")
     given = question_of(bench_ingest).checked(asked)
     folder = given.pop("out") or free_folder("bench-ingest", mark=SIDECAR_NAME)
@@ -52,7 +52,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
 
 
 class IngestProgress:
-    """Show on stderr what is measured, and each result."""
+    """Show the current measurement and each result on stderr."""
 
     def __init__(self, *, as_json: bool) -> None:
         self.is_live = sys.stderr.isatty() and not as_json

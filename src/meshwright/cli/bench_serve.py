@@ -35,7 +35,7 @@ BENCH = "meshwright.bench.serving.bench"
 
 
 def run(**options: Any) -> None:
-    """Check what is asked for, measure, record and report."""
+    """Check the options, measure, record and report."""
     if options["results"]:
         show_results(options)
         return
@@ -244,7 +244,7 @@ def served_device(text: str | None, *, is_here: bool) -> dict[str, Any] | None:
     """Accelerator and number of the devices of a server, for its record; None: it is not known.
 
     `text` is ACCELERATOR, ACCELERATOR-DEVICES or ACCELERATOR-DEVICESxNODES. Without it a server of this node has the
-    devices that `doctor` finds here; their number is that of the server only where there is one.
+    devices that `doctor` finds here. Their number is known only where there is one.
     Raises InputError or UnknownNameError where `text` names no accelerator.
 
     >>> found = served_device("h200-8x2", is_here=False)

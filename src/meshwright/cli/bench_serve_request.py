@@ -18,7 +18,7 @@ from meshwright.errors import InputError
 from meshwright.records.serving import Arrivals, Load
 
 SOURCE_CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64)
-"""Those of the MI355X study (Signal65, June 2025, "Metric Calculation")."""
+"""Loads of the MI355X study (Signal65, June 2025, "Metric Calculation")."""
 REQUESTS_PER_STREAM, FEWEST_REQUESTS = 10, 32
 DEFAULT_SHAPE = 0.5
 DEFAULT_MOST_IN_FLIGHT = 64
@@ -26,7 +26,7 @@ ADDRESS_HINT = "meshwright bench serve http://localhost:8000"
 
 
 def request(options: dict[str, Any], *, url: str | None = None, model: str | None = None) -> ServingBenchRequest:
-    """The request that the options describe. `url` and `model` are those of a server started by name.
+    """The request that the options describe. `url` and `model` belong to a server that was started by name.
 
     Raises InputError for options that contradict each other, before anything is sent but the question for the model.
     """

@@ -23,7 +23,7 @@ from meshwright.targets import load
 
 
 def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
-    """Train every configuration, and summarize what was measured."""
+    """Train every configuration and summarize the measurements."""
     given = question_of(bench_train).checked(asked)
     request, recorder = sweep_request(**given, command=("meshwright", *sys.argv[1:]))
     found_summaries = _train(request, recorder)
@@ -42,7 +42,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
 
 
 def _train(request: TrainingBenchRequest, recorder: TrainingRecorder) -> list[Summary]:
-    """Train what the recorder lacks. Ctrl-C says how to continue."""
+    """Train the configurations that have no record yet. Ctrl-C prints the command that continues."""
     found = request.configurations
     watch = Watch(found, num_runs=request.num_runs, done=recorder.done)
     try:
@@ -79,7 +79,7 @@ def _show(found: list[Summary], recorder: TrainingRecorder, page: Path | None) -
 
 
 class Watch:
-    """Show on stderr which training runs now, and what the finished ones measured."""
+    """Show the current training and the results of the finished ones on stderr."""
 
     def __init__(self, found: Sequence[Configuration], *, num_runs: int, done: set[tuple[str, int]]) -> None:
         self.num_runs, self.width = num_runs, max(len(c.name) for c in found)
@@ -111,7 +111,7 @@ class Watch:
             self.bar.update(self.task, description=f"{configuration.name}, run {run} of {self.num_runs}")
 
     def end(self, row: TrainingRow) -> None:
-        """Show what a training measured."""
+        """Show the result of a training."""
         self.num_done += 1
         line = f"{row.configuration:<{self.width}}  run {row.run}  {_outcome(row)}"
         if self.bar is not None:

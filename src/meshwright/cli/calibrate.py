@@ -94,7 +94,7 @@ def _write(document: Any, target: Path) -> None:
 
 
 def _collectives(found: DeviceCalibration) -> dict[str, Any]:
-    """Curves that the planner uses, or those of published tables, which it does not use."""
+    """Curves that the planner uses, or curves of published tables, which it ignores."""
     return communication.to_document(found.collectives) or found.details.get("collectives", {})
 
 

@@ -78,7 +78,7 @@ def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:
 
 
 def _chosen(folder: Path, step: StepChoice, *, incomplete: bool = False) -> list[SavedCheckpoint]:
-    """All checkpoints of `folder`, oldest first, or the one of `step`; with `incomplete` those without manifest too."""
+    """All checkpoints of `folder`, oldest first, or the one of `step`. `incomplete`: also without a manifest."""
     name = NAME.fullmatch(folder.name)
     if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
         return [SavedCheckpoint(path=folder, step=int(name[1]))]

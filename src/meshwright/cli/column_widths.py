@@ -1,4 +1,4 @@
-"""Widths of a table's columns: what fits a terminal without cutting a number or a word."""
+"""Widths of a table's columns that fit a terminal without cutting a number or a word."""
 
 from __future__ import annotations
 

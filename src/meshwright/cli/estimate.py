@@ -266,7 +266,7 @@ def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None, as_js
 
 
 def _print_model(found: ModelMemory) -> None:
-    """Print what a device must have, in GiB. A choice that is the same in all rows has no column."""
+    """Print the required memory of a device in GiB. A choice that all rows share has no column."""
     choices = {
         "precision": [row.precision for row in found.rows],
         "trains": [f"LoRA {row.lora_rank}" if row.lora_rank else "all" for row in found.rows],

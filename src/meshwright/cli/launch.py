@@ -172,7 +172,7 @@ ONLY_ON = {
 """Options that one place alone has, by their names in the program."""
 
 Given = Mapping[str, Any]
-"""Those of `ONLY_ON` that the command line has."""
+"""Options of `ONLY_ON` that the command line has."""
 
 
 def check_place(place: str, given: Given) -> None:

@@ -92,7 +92,7 @@ def _valued(names: Sequence[str], **settings: Any) -> Decorator:
 def count_option(
     *names: str, help: str, low: int = 1, high: int | None = None, metavar: str = "N", **settings: Any
 ) -> Decorator:
-    """An option that takes a whole number from `low` to `high`; `settings` are those of `click.option`."""
+    """An option that takes a whole number from `low` to `high`; `settings` go to `click.option`."""
     return _valued(names, type=CountRange(low, high), metavar=metavar, help=help, **settings)
 
 
@@ -134,7 +134,7 @@ root_option = folder_option(
 
 
 def write_option(*, help: str) -> Decorator:
-    """--write OUT.yaml: a copy of the run file with what the command found."""
+    """--write OUT.yaml: a copy of the run file with the values that the command found."""
     return file_option("--write", "write_path", metavar="OUT.yaml", help=help)
 
 
@@ -197,8 +197,8 @@ def numbers(
 ) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Callback of an option that takes `4,2,2`: whole numbers in ascending order, each once.
 
-    None where the option is absent or is `word`. Digits may be grouped as in 98_304. Raises InputError for what is
-    no number or lies outside `low` to `high`.
+    None where the option is absent or is `word`. Digits may be grouped as in 98_304. Raises InputError unless
+    it is a number from `low` to `high`.
     """
 
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> tuple[int, ...] | None:

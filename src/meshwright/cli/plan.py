@@ -38,7 +38,7 @@ def run(
     write_path: Path | None,
     as_json: bool,
 ) -> None:
-    """Search, then print or write what was asked for."""
+    """Search, then print or write the answer."""
     run = take_run(asked, calibration=calibration)
     scored = limit if show_all or html_path is not None else 0
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
@@ -84,7 +84,7 @@ def _print_plans(ranking: PlanRanking) -> None:
 
 
 def _print_all(ranking: PlanRanking) -> None:
-    """Every scored plan; a diamond marks those of the front of speed against memory."""
+    """Every scored plan; a diamond marks plans on the Pareto front of speed and memory."""
     scored = ranking.scored
     if scored is None:
         return
@@ -140,7 +140,7 @@ def _print_rows(ranking: PlanRanking, rows: Iterable[tuple[object, ...]]) -> Non
 
 
 def _value(ranking: PlanRanking, value: float) -> tuple[str, ...]:
-    """The cell of what is optimized, per million tokens, where no other column orders plans by it."""
+    """The optimized quantity per million tokens, unless another column has it."""
     if ranking.run.objective not in UNITS:
         return ()
     per_million = value / (ranking.request.global_batch * ranking.request.seq_len) * 1e6

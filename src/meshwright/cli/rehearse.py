@@ -1,4 +1,4 @@
-"""`meshwright rehearse`: find the plan, and refuse what the native engine cannot run."""
+"""`meshwright rehearse`: find the plan, and refuse plans that the native engine cannot run."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ def take_run(asked: dict[str, Any], **keys: Any) -> Run:
 def run_from(source: RunSource | None, *, overrides: Sequence[str] = (), **keys: Any) -> Run:
     """Return the run that a command line describes; on this machine with its installed calibration, if any.
 
-    `keys`: options of `KEYS` by name. `overrides` are those of `--set`; they come last. Raises InputError when there is
-    neither a file nor all options that are needed without one.
+    `keys`: options of `KEYS` by name. `overrides` are the values of `--set`; they come last. Raises InputError
+    when there is neither a file nor all options that are needed without one.
     """
     run = given_run(source, overrides=overrides, are_options=True, **keys)
     parts = (run.cluster.parts or (run.cluster,)) if run.cluster else ()
@@ -38,7 +38,7 @@ def run_from(source: RunSource | None, *, overrides: Sequence[str] = (), **keys:
 def tuned_run(
     what: str, *others: Path | None, run_path: Path, overrides: Sequence[str], write_path: Path | None, is_apply: bool
 ) -> tuple[Run, Path | None]:
-    """Return the run that is tuned, and the run file to write: its own for --apply, that of --write, or None.
+    """Return the run to tune and the run file to write: its own with --apply, the file of --write, or None.
 
     Raises InputError if --apply, --write and --set contradict each other, if the folder of a file is missing, or for
     another engine than the native one, of which `what` is tuned.

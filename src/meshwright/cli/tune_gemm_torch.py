@@ -1,4 +1,4 @@
-"""The part of `meshwright tune gemm` that imports PyTorch: measure a run's GEMMs, and show what is faster."""
+"""The part of `meshwright tune gemm` that imports PyTorch: measure a run's GEMMs and show the faster kernels."""
 
 from __future__ import annotations
 

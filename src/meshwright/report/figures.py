@@ -49,8 +49,6 @@ NARROW_TITLE = 34
 """Characters in a line of an axis's title on a phone: about the width of the plot."""
 WIDE_FIGURE, NARROW_FIGURE = 728, 350
 """Pixels of a whole figure: one of two columns, and a phone's window, show its texts at their size or larger."""
-MOST_DRAWINGS = 3
-"""Drawings of a figure until it is as wide as it should be: other ticks have labels of another length."""
 ROOMY = "roomy"
 """Style of a mark that a phone has no room for."""
 
@@ -95,7 +93,7 @@ def svg(chart: Any, *, title: str) -> str:
 def _fitted(spec: dict[str, Any], width: int, *, title: str, attributes: str) -> str:
     """The SVG text of a figure, `width` pixels wide with the labels of its axes, whose width only drawing tells."""
     text = ""
-    for _ in range(MOST_DRAWINGS):
+    for _ in range(3):  # other ticks have labels of another length
         text = _drawn(spec, title=title, attributes=attributes)
         found = re.search(r' viewBox="0 0 ([\d.]+)', text)
         excess = float(found[1]) - width if found else 0.0

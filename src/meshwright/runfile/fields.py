@@ -13,18 +13,9 @@ from operator import or_
 from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Discriminator,
-    Field,
-    Tag,
-    create_model,
-    model_validator,
-)  # fmt: skip
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
 from pydantic.fields import FieldInfo
+from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 from pydantic_core import PydanticKnownError
 
 from meshwright.specs.limits import Limits, Names, NoKey, Spelled
@@ -46,13 +37,13 @@ class RunFileSection(BaseModel):
         """Leave out the keys that are null, which have their defaults, and keep the nulls that are values."""
         if not isinstance(value, dict):
             return value
-        keys = cls.model_fields
-        return {k: one for k, one in value.items() if one is not None or k not in keys or not _has_default(keys[k])}
+        known = cls.model_fields.items()
+        nulls = {n for n, key in known if not key.is_required() and (key.default is None or not _takes_null(key))}
+        return {name: one for name, one in value.items() if one is not None or name not in nulls}
 
 
-def _has_default(key: FieldInfo) -> bool:
-    """Return whether null stands for the default of a key: it has one, or null is another value of it."""
-    return not key.is_required() and (key.default is None or NoneType not in get_args(key.annotation))
+def _takes_null(key: FieldInfo) -> bool:
+    return NoneType in get_args(key.annotation)
 
 
 def whole(value: object) -> object:

@@ -89,7 +89,7 @@ def device(*, asked: dict[str, Any], as_json: bool) -> None:
 
     Measures the shapes of a model and its plan first, in the number formats of the run, then a grid of shapes. Each
     measurement is repeated until its median is known to 3 %, or until its part of the time budget is used. Every
-    result is written at once: Ctrl-C keeps what was measured, and --resume continues.
+    result is written at once: Ctrl-C keeps the finished ones, and --resume continues.
 
     `meshwright calibrate DIR` turns the records into a calibration for the planner.
     """
@@ -230,7 +230,7 @@ def train() -> None:
     steps are run: no checkpoints, validation, trackers or samples. Configurations take turns, so that a drift of the
     machine affects all of them alike.
 
-    Every result is written at once: Ctrl-C keeps what was measured, and --resume continues. A training that runs out
+    Every result is written at once: Ctrl-C keeps finished results, and --resume continues. A training that runs out
     of memory, is refused or is killed is a row with its reason. Exits with 1 when no configuration could be trained.
     """
 
@@ -396,7 +396,7 @@ def serve() -> None:
     kept apart, and so are two definitions of inter-token latency: time per output token of a request, and gaps
     between chunks. Failed requests are counted by kind, and their tokens do not count.
 
-    Each load and request is recorded when it ends, and Ctrl-C keeps what was measured. Before and after, the client
+    Each load and request is recorded when it ends, and Ctrl-C keeps the records. Before and after, the client
     measures its own ceiling, and results above half of it are refused. Exits with 1 when no load could be measured.
     """
 
@@ -501,7 +501,7 @@ def ingest() -> None:
     recall against the exact index, latency and rate of searches, and memory.
 
     SOURCE is a folder, a JSONL file or a text file; without it, the source of Python's standard library is read. Each
-    measurement is recorded when it ends, and Ctrl-C keeps what was measured. Exits with 1 without any measurement.
+    measurement is recorded when it ends, and Ctrl-C keeps the records. Exits with 1 without any measurement.
     """
 
 
@@ -509,8 +509,8 @@ command = verb_group(
     "bench",
     about="""Measure a device, training, serving or retrieval; keep the records.
 
-Records say what was measured, on which device and with which software. `meshwright calibrate` turns those of a device
-into a calibration for the planner.""",
+A record has the measurement, its device and its software. `meshwright calibrate` turns the records of a
+device into a calibration for the planner.""",
     verbs={"What to measure": [device, kernels, train, serve, offline, ingest]},
     examples=[
         "meshwright bench device --budget 60s",

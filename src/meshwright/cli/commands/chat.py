@@ -34,7 +34,7 @@ Ctrl-C           stop the answer; a second one leaves"""
 
 
 class ChatSession:
-    """Messages so far, and what was generated for each answer."""
+    """Messages so far and the generation of each answer."""
 
     def __init__(self, generator: TextGenerator, *, system: str | None) -> None:
         self.generator = generator
@@ -155,7 +155,7 @@ def _talk(conversation: ChatSession) -> None:
 
 
 def _turn(line: str, conversation: ChatSession) -> None:
-    """One turn on the terminal; what is wrong with it does not end the conversation."""
+    """One turn on the terminal; an error does not end the conversation."""
     try:
         with _stopped_by_ctrl_c() as is_cancelled:
             conversation.ask(line, is_shown=True, is_cancelled=is_cancelled)

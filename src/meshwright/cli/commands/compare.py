@@ -35,8 +35,8 @@ def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     points:KEY=TEXT,... (published rates of inference; replicas=N multiplies them). NAME=SIDE gives it a name.
 
     Each workload that two sides share gives a ratio with an interval. Means are geometric, with n and
-    leave-one-out. What differs is listed, and what one ratio mixes is warned about. --like-for-like refuses sides
-    whose work differs (exit code 1).
+    leave-one-out. Differences are listed, and a warning names the causes that one ratio mixes. --like-for-like
+    refuses sides whose work differs (exit code 1).
     """
     found = ask(compare, asked)
     home = "meshwright.report.comparison"

@@ -48,7 +48,7 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
 @click.option("--pairs", "is_of_pairs", is_flag=True, help="Measure the rate between every two nodes of a torchrun.")
 @click.option(
     "--pair-bytes", "pair_bytes", metavar="SIZE", default="64MiB", show_default=True,
-    help="With --pairs: what a process sends to its partner.",
+    help="With --pairs: size of a message to the partner.",
 )  # fmt: skip
 @file_option(
     "--exclude-file",
@@ -96,8 +96,8 @@ def command(
     """Check the health and the rates of a node; compare many nodes.
 
     Checks the host, the limits of this process, the kernel log, the network cards and the devices, and measures the
-    devices against the catalogue's values for the same device. Needs no root, no GPU and no PyTorch: what it cannot
-    see is skipped, with the reason. Exits with 1 when a check fails.
+    devices against the catalogue's values for the same device. Needs no root, no GPU and no PyTorch: checks that
+    need more are skipped, with the reason. Exits with 1 when a check fails.
 
     With --compare it reads the reports of many nodes (from `meshwright doctor --json` on each) and names the nodes
     that differ from the majority. It then exits with 1 when hosts should be excluded.
@@ -176,7 +176,7 @@ def _show(found: Examination) -> None:
 
 
 def _show_skipped(verdicts: Sequence[CheckVerdict]) -> None:
-    """Print the skipped checks by reason, with what was measured where no value is expected."""
+    """Print the skipped checks by reason, and measurements without an expected value."""
     reasons: dict[str, list[CheckVerdict]] = {}
     for v in verdicts:
         if v.status.value == "skipped":

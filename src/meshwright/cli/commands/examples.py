@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -23,11 +22,4 @@ def command(*, folder: Path, as_json: bool) -> None:
     the command before anything is written.
     """
     document = {"folder": str(folder), "files": [str(path) for path in copy_examples(folder)]}
-    emit(document, _print, as_json=as_json)
-
-
-def _print(document: dict[str, Any]) -> None:
-    for path in document["files"]:
-        print_line(path)
-    first = next(path for path in document["files"] if path.endswith("8b-pretrain.yaml"))
-    print_line(f"Next: meshwright plan {first}")
+    emit(document, lambda found: print_line("\n".join(found["files"])), as_json=as_json)

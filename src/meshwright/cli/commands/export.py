@@ -26,7 +26,7 @@ from meshwright.cli.verbs import verb
 def command(*, asked: dict[str, Any], calibration: str | None, as_json: bool) -> None:
     """Write a run as the configuration of another engine.
 
-    The engine need not be installed. What it cannot do of the run is refused, with the reason. With `parallel: auto`
+    The engine need not be installed. A run that it cannot express is refused, with the reason. With `parallel: auto`
     the planner's best plan for the run's cluster is written. The files are complete: the printed command starts them.
     """
     take_run(asked, calibration=calibration)

@@ -282,7 +282,7 @@ def _print_capacity(found: ServingCapacity) -> None:
 
 
 def print_hardware(cluster: Cluster) -> None:
-    """Print what the options state of the cluster's hardware, if anything."""
+    """Print the hardware that the options state, if any."""
     if line := load("meshwright.answers.cluster:hardware_line")(cluster):
         print_line(line)
 

@@ -68,7 +68,7 @@ def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool,
     drawn from the system once. The same command continues a set that was interrupted; a run in its middle starts again.
 
     Proxies bring their data. Other benchmarks need --data, and say where to get it. RUN.yaml is a run file whose `name`
-    is that of a benchmark. Exit code 1 says that fewer runs reached the target than a score needs.
+    is a benchmark. Exit code 1 says that fewer runs reached the target than a score needs.
     """
     require_torch("training")
     if is_shape:
@@ -161,7 +161,7 @@ def compare(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> 
 
     Published results of the rounds 5.0 and 5.1 ship. Folders of result_*.txt at and below DIR are scored and stand in
     the same tables; a score that is not a published one is labelled as not verified by the MLCommons Association.
-    Results of benchmarks of one's own are never compared with those of MLPerf.
+    Results of your own benchmarks are never compared with MLPerf results.
     """
     found = ask(mlperf_compare, asked)
     write_page("meshwright.report.mlperf:comparison_page", found, path=html_path)

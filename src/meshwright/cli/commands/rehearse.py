@@ -33,7 +33,7 @@ def command() -> None:
     """Check a plan on local CPU processes against a single process.
 
     Runs the parallel structure of the run's plan on local CPU processes, with a smaller degree on each mesh axis and
-    a model of toy width, and compares losses, gradients and weights with those of one process. Finds wrong numerics
+    a model of toy width, and compares losses, gradients and weights with a single process. Finds wrong numerics
     and deadlocks before a GPU is rented. Exits with 1 when the numbers differ, when the processes deadlock, or when
     the native engine cannot run the plan.
     """

@@ -33,7 +33,7 @@ from meshwright.targets import load
 def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path | None, as_json: bool) -> None:
     """Scale a run to more devices: efficiency, time, failures, energy, cost.
 
-    The global batch is that of the run file, for the run file's cluster. The planner chooses a plan for each number
+    The run file's global batch is for the run file's cluster. The planner chooses a plan for each number
     of devices; with --keep-plan only the data-parallel degree of one plan grows. --emulate gives a small cluster the
     share of the batch that it would have in a large one, and says what such a test cannot show. --deadline finds the
     fewest devices that train in time.

@@ -45,7 +45,7 @@ def command() -> None:
     `parallel: auto` the planner chooses the plan.
 
     Steps, the resolved run, the record and a report go to --out. SIGTERM, SIGUSR1 and Ctrl-C save a checkpoint and
-    stop; --resume continues from the newest checkpoint, and --resume-or-begin does where there is one. Its model, data,
-    tokenizer, seed and task must be those of the run file; schedule, batch, plan and precision may differ. SIGUSR2
+    stop; --resume continues from the newest checkpoint, and --resume-or-begin does where there is one. The run file
+    must have its model, data, tokenizer, seed and task; schedule, batch, plan and precision may differ. SIGUSR2
     makes the processes write their stacks to DIR/stacks.
     """

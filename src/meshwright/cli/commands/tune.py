@@ -291,9 +291,9 @@ def gemm(*, run_path: Path, out: Path | None, budget_s: float, as_json: bool, **
 
     Measures every GEMM of the run's model and plan as it runs now, tries the alternatives, and measures again, before
     and after in turns. The alternatives are, on a CPU, the number of threads and a route for each GEMM; on NVIDIA
-    GPUs, the library; on AMD GPUs, every kernel of rocBLAS and hipBLASLt through PyTorch's TunableOp. Only what is
-    significantly faster is kept. Results change by rounding only: number formats and the precision of fp32 GEMMs
-    stay.
+    GPUs, the library; on AMD GPUs, every kernel of rocBLAS and hipBLASLt through PyTorch's TunableOp. Only
+    significantly faster choices are kept. Results change by rounding only: number formats and the precision of fp32
+    GEMMs stay.
 
     --out writes a tuning file for this device and this version of PyTorch. A run names it as gemm_tuning; --apply and
     --write do so. If nothing is faster, nothing is written.
@@ -453,7 +453,7 @@ command = verb_group(
     "tune",
     about="""Tune this node, or a run on it. Nothing changes without --apply or --write.
 
-Each command measures or checks first, prints what it would change, and changes it only if asked to.""",
+Each command measures or checks first, prints what it would change, and changes it only on request.""",
     verbs={"What to tune": [system, dataloader, gemm, learning_rate]},
     examples=["meshwright tune system", "meshwright tune dataloader run.yaml --apply"],
 )
