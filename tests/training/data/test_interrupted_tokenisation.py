@@ -65,7 +65,7 @@ def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DocumentSource:
 
 
 def content(store: TokenStore) -> tuple[object, ...]:
-    """What a training reads of a store, without the borders of its shards."""
+    """Tokens, mask and documents of a store, without the borders of its shards."""
     end = store.num_tokens
     starts = [store.start_of(d) for d in range(store.num_documents)]
     return store.tokens(0, end).tolist(), store.trained(0, end).tolist(), starts, store.counts
@@ -149,7 +149,7 @@ def test_bad_input_leaves_nothing(tmp_path, source):
 
 
 def test_other_text_has_other_tokens(tmp_path, source):
-    """What is left of an interrupted tokenisation is of that text alone."""
+    """Documents of an interrupted tokenisation stay for the same text alone."""
     with pytest.raises(Terminated):
         tokenise(source, Interrupted(20), cache=tmp_path / "c")
     file = tmp_path / "data" / "0.jsonl"

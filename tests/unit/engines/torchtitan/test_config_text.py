@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
+from meshwright.engines.torchtitan.config_text import calls
 from meshwright.engines.torchtitan.config_text.modules import ProjectModules
 from meshwright.engines.torchtitan.config_text.tree import read_tree
 from meshwright.errors import InputError
@@ -54,6 +56,9 @@ def read(tmp_path):
         ("try:\n    {}['a']\nexcept KeyError:\n    return Training(name='none')", {"name": "none"}),
         ("name = 'b'\nreturn Training(name=f'{name}-{3:02d}')", {"name": "b-03"}),
         ("if isinstance(Training(), Training) and not os.name:\n    pass\nreturn Training()", None),
+        ("return Training(name=str.join('-', ['a', 'b']))", {"name": "a-b"}),
+        ("return Training(lengths=[*dict.fromkeys([2, 1, 2])])", {"lengths": [2, 1]}),
+        ("return Training(lengths=sorted([3, 1], key=partial(max, 2), reverse=True))", {"lengths": [3, 1]}),
         ("n = 0\nwhile n < 5:\n    n += 2\nelse:\n    n += 1\nreturn Training(steps=n)", {"steps": 7}),
     ],
 )  # fmt: skip
@@ -133,6 +138,73 @@ def test_hostile_programs_run_nothing_and_end(read, tmp_path, monkeypatch, body)
         read(f"{body}\nraise ValueError")
     assert time.process_time() - start < 30
     assert {path.name for path in tmp_path.iterdir()} == {"mine.py"}
+
+
+GRAPH = "def deep():\n    a = [1]\n    for i in range(60):\n        a = [a, a]\n    return a\n"
+TUPLES = GRAPH.replace("[1]", "(1,)").replace("[a, a]", "(a, a)")
+LONG = "1, " * 20_000
+IN_FEW_STEPS = {
+    "a doubled name": "import other\nn = other.f()\nwhile True:\n    n = max(n, n)",
+    "unknown graphs": "import other\nx = y = other.f()\nfor i in range(60):\n    x = other.f(x, x)\n"
+    "    y = other.f(y, y)\nb = [x] == [y]",
+    "a raised graph": f"{GRAPH}raise ValueError(deep())",
+    "an asserted graph": f"{GRAPH}assert False, deep()",
+    "the index of a graph": f"{GRAPH}[1].index(deep())",
+    "views of graphs": f"{GRAPH}b = {{1: deep()}}.items() == {{1: deep()}}.items()",
+    "iterated graphs": f"{GRAPH}b = max(iter([deep(), deep()]))",
+    "graphs as sorting keys": f"{GRAPH}b = sorted([1, 2], key=lambda i: deep())",
+    "graphs that a list sorts by": f"{GRAPH}[1, 2].sort(key=lambda i: deep())",
+    "a graph by default": "class Deep:\n    pass\n@dataclass\nclass T:\n    a: object = None\n    b: object = None\n"
+    "def deep():\n    x = T()\n    for i in range(60):\n        x = T(x, x)\n    return x\n"
+    "@dataclass\nclass U:\n    a: object = field(default_factory=deep)\nreturn U()",
+    "a hashed graph": f"{TUPLES}b = {{}}.get(deep())",
+    "a graph in a set": f"{TUPLES}set().add(deep())",
+    "graphs in a union": f"{TUPLES}set().union([deep()])",
+    "graphs as iterated keys": f"{TUPLES}b = dict(iter([(deep(), 1)]))",
+    "a rounded number": "b = round(1, -10 ** 9)",
+    "joined paths": "from pathlib import Path\np = Path('a' * 8)\nwhile True:\n    p = p.joinpath(p)",
+    "divided paths": "from pathlib import Path\np = Path('a' * 8)\nwhile True:\n    p = p / p",
+    "paths of paths": "from pathlib import Path\np = Path('a' * 8)\nwhile True:\n    p = Path(p, p)",
+    "iterated text": "s = 'x' * 10 ** 5\nt = s.join(iter([s] * 10 ** 5))",
+    "a method of text": "s = 'x' * 10 ** 5\nt = str.join(s, [s] * 10 ** 5)",
+    "copies": "import copy\na = [0] * 10 ** 5\nb = []\nwhile True:\n    b.append(copy.copy(a))",
+    "filters": "a = [0] * 10 ** 5\nwhile True:\n    next(filter(None, a), 0)",
+    "subsets": "a = [0] * 10 ** 5\nb = set()\nwhile True:\n    b.issubset(a)",
+    "an expression that is not read": f"while True:\n    x = (yield [{LONG}])",
+    "a context that is not read": f"while True:\n    with f([{LONG}]) as x:\n        pass",
+    "an annotation": f"while True:\n    class A:\n        x: [{LONG}]",
+    "a chain of classes": "\n".join(["class C0: pass", *(f"class C{i + 1}(C{i}): pass" for i in range(3000))]),
+    "wide classes": "@dataclass\nclass A:\n" + "\n".join(f"    f{i}: int = 0" for i in range(5000)) + "\n"
+    + "\n".join(f"class B{i}(A): pass" for i in range(5000)),
+    "wide functions": "def f(" + ", ".join(f"a{i}=0" for i in range(5000)) + "): return 0\nwhile True:\n    f()",
+    "a wide enum": "from enum import Enum\nclass E(Enum):\n" + "\n".join(f"    A{i} = {i}" for i in range(5000))
+    + "\nwhile True:\n    E(4999)",
+    "long paths of keys": "s = 'x' * 10 ** 5\na = {}\nfor i in range(500):\n    a = {s: a}\nreturn a",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", IN_FEW_STEPS.values(), ids=IN_FEW_STEPS)
+def test_a_step_is_small(read, monkeypatch, body):
+    """Time and memory of a program are bounded by its steps, so none of them may do much."""
+    monkeypatch.setattr(calls, "MOST_STEPS", 300_000)
+    start, before = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(InputError) as caught:
+        read(f"{body}\nraise ValueError")
+    assert time.process_time() - start < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KiB
+    assert "MemoryError" not in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
+def test_numbers_that_grow_by_sums_are_refused(read):
+    with pytest.raises(InputError, match="more than 4096 bits"):
+        read("n = 1\nfor i in range(5000):\n    n = n + n")
+
+
+def test_of_many_unknown_values_some_are_named(read):
+    with pytest.raises(InputError, match=r"state 5000 of its values") as caught:
+        read("import other\nreturn [other.f(i) for i in range(5000)]")
+    assert len(str(caught.value)) < 2000
 
 
 @pytest.mark.parametrize("text", ["(" * 300, "-" * 50_000 + "1", "x = '\0'", "def train(:", "\ud800"])

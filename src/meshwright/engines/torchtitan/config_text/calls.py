@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,8 @@ from meshwright.engines.torchtitan.config_text.values import (
 )
 
 ABSENT = object()
+LONGEST = 1000
+"""Characters of a value in a message."""
 
 
 class Calls(ABC):
@@ -100,10 +102,12 @@ class Calls(ABC):
             self.spend(1 + (len(one) // 64 if isinstance(one, str) else 0))
             if isinstance(one, dict):
                 waiting += [*one.keys(), *one.values()]
-            elif isinstance(one, list | tuple | set | frozenset):
+            elif isinstance(one, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
                 waiting += one
             elif isinstance(one, Instance):
                 waiting += one.values.values()
+            elif isinstance(one, Outside):
+                waiting += [*one.positional, *one.named.values()]
 
     def attribute(self, of: Any, name: str) -> Any:
         """Return an attribute of a value."""
@@ -139,14 +143,33 @@ class Calls(ABC):
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
     def _method(self, of: Any, name: str, *positional: Any, **named: Any) -> Any:
+        if isinstance(of, type) and name != "fromkeys":  # `str.join(",", parts)`
+            if not positional or not isinstance(positional[0], of):
+                raise TypeError(f"descriptor {name!r} needs a {of.__name__!r} object")
+            of, *others = positional
+            positional = tuple(others)
         if name in ("index", "remove", "count", "sort"):
             self.weigh(of)
-        self.spend(natives.grown(name, of, positional))
-        if name in ("extend", "update", "join", "union"):
+        if name in natives.ITEMS:
             positional = tuple([*self.iterated(one)] if not isinstance(one, dict) else one for one in positional)
+        if name in natives.HASHED or isinstance(of, set | frozenset | type):
+            self.weigh(positional[:1] if name in natives.HASHED else positional)
+        self.spend(natives.grown(name, of, positional))
         if name == "join" and (unknown := next((one for one in positional[0] if isinstance(one, Outside)), None)):
             return unknown
-        return getattr(of, name)(*positional, **named)
+        return getattr(of, name)(*positional, **self._weighing(named))
+
+    def _weighing(self, named: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a builtin; what its `key` returns is counted, as it is compared."""
+        if (key := named.get("key")) is None:
+            return named
+
+        def weighed(one: Any) -> Any:
+            made = self.call(key, (one,), {})
+            self.weigh(made)
+            return made
+
+        return named | {"key": weighed}
 
     def _of_instance(self, of: Instance, name: str) -> Any:
         if name in of.values:
@@ -235,38 +258,44 @@ class Calls(ABC):
 
     def _called_builtin(self, function: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         unknown = [one for one in positional if isinstance(one, Outside) and one.is_call]
-        if unknown and not (isinstance(function, type) and issubclass(function, Exception)):
+        is_error = isinstance(function, type) and issubclass(function, Exception)
+        if unknown and not is_error:
             return Outside(f"{function.__name__}({', '.join(map(said, positional))})", is_call=True)
         if function is int and positional and isinstance(positional[0], str) and len(positional[0]) > 300:
             raise ValueError("an integer of more than 300 digits")
+        if function is round and any(isinstance(one, int) and abs(one) > natives.MOST_DIGITS for one in positional[1:]):
+            raise ValueError(f"a number is rounded to more than {natives.MOST_DIGITS} digits")
+        if function in natives.EAGER or any(isinstance(one, Class) for one in positional):
+            positional = tuple([*self.iterated(one)] if _has_items(one) else one for one in positional)
         if function in natives.COMPARED:
             self.weigh([*positional])
-        if function in (str, repr):
+        if function in (str, repr) or is_error:
             positional = tuple(
                 one if isinstance(one, int | float | str | Path | None) else said(one) for one in positional
             )
         if function is range and len(range(*positional)) > MOST_STEPS:
             raise NotReadError(f"{self.place}: a range of more than {MOST_STEPS:,} numbers")
-        if function in natives.EAGER or any(isinstance(one, Class) for one in positional):
-            positional = tuple([*self.iterated(one)] if _has_items(one) else one for one in positional)
         if function is sum and not all(isinstance(one, int | float) for one in positional[0]):
             raise NotReadError(f"{self.place}: a sum of values that are no numbers")
         if function is iter and len(positional) > 1:
             raise NotReadError(f"{self.place}: an iterator that calls a function")
-        made = function(*positional, **named)
-        if isinstance(made, list | tuple | dict | set | frozenset | str):
-            self.spend(len(made))
+        made = function(*positional, **self._weighing(named))
+        if isinstance(made, list | tuple | dict | set | frozenset | str | Path):
+            self.spend(len(str(made) if isinstance(made, Path) else made))
         return made
 
     def _made(self, cls: Class, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return a new instance, or the member of an enum with this value."""
         if cls.is_enum and positional:
             members = [one for one in cls.names.values() if isinstance(one, Instance)]
+            self.spend(len(members))
+            self.weigh(positional[0])
             for one in members:
                 if one.values["value"] == positional[0]:
                     return one
             raise ValueError(f"{positional[0]!r} is not a valid {cls.name}")
         made = Instance(cls, {})
+        self.spend(len(cls.fields))
         for start in cls.find("__init__"):
             self.call(start, (made, *positional), named)
             return made
@@ -295,6 +324,7 @@ class Calls(ABC):
     def call_function(self, function: Function, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return what a function of the program returns; of a generator, all items."""
         outer = function.scope
+        self.spend(len(function.defaults) + len(named))
         scope = NameScope(
             names={"<qualname>": f"{function.qualname}.<locals>."}, parent=outer, file=outer.file, module=outer.module,
             function=function, first=positional[0] if positional else None,
@@ -313,6 +343,7 @@ class Calls(ABC):
 
     def _replaced(self, of: Any, **named: Any) -> Any:
         """`dataclasses.replace`, and `copy.copy` without names."""
+        self.spend(len(of.values if isinstance(of, Instance) else of if isinstance(of, list | dict | set) else ()))
         if not isinstance(of, Instance):
             return of.copy() if isinstance(of, list | dict | set) else of
         if not named:
@@ -338,7 +369,7 @@ class Calls(ABC):
             memo[id(of)] = other = Instance(of.cls, {})
             other.values.update((key, self._copied(value, memo)) for key, value in of.values.items())
             return other
-        return of.copy() if isinstance(of, set) else of
+        return self._replaced(of) if isinstance(of, set) else of
 
     def _is_instance(self, of: Any, kinds: Any) -> Any:
         found = [self._is_one(of, kind) for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
@@ -410,9 +441,9 @@ def said(value: Any) -> str:
     """Return a value as a message names it."""
     match value:
         case Exception():
-            return value.message if isinstance(value, NotReadError) else f"{type(value).__name__}: {value}"
+            return (value.message if isinstance(value, NotReadError) else f"{type(value).__name__}: {value}")[:LONGEST]
         case Outside():
-            return value.name
+            return value.name[:LONGEST]
         case Instance() | Class():
             return f"<{value.cls.qualname if isinstance(value, Instance) else value.qualname}>"
         case Function():

@@ -17,6 +17,7 @@ from meshwright.engines.torchtitan.config_text.values import (
     NameScope,
     NotReadError,
     Outside,
+    source_of,
 )
 
 
@@ -30,7 +31,7 @@ class Expressions(Calls):
         self.spend()
         method = getattr(self, f"_of_{type(node).__name__.lower()}", None)
         if method is None:
-            return Outside(ast.unparse(node), is_call=True)
+            return Outside(source_of(node), is_call=True)
         return method(node, scope)
 
     def is_true(self, value: Any, node: ast.expr) -> bool:
@@ -38,7 +39,7 @@ class Expressions(Calls):
         if isinstance(value, Outside) and value.is_call:
             raise NotReadError(
                 f"{self.place}: the configuration depends on a value that its text does not state",
-                got=f"{ast.unparse(node)[:200]}, with {value.name[:200]}",
+                got=f"{source_of(node)[:200]}, with {value.name[:200]}",
             )
         return bool(value)
 
@@ -113,7 +114,7 @@ class Expressions(Calls):
         if isinstance(value, Outside) and value.is_call:
             return value
         if not isinstance(form, str) or not natives.FORMAT.fullmatch(form):
-            return Outside(ast.unparse(node), is_call=True)
+            return Outside(source_of(node), is_call=True)
         if not isinstance(value, int | float | str | None):
             self.weigh(value)
             value = said(value)
@@ -152,8 +153,8 @@ class Expressions(Calls):
             or (kind is ast.Mod and isinstance(left, str))
         ):
             if isinstance(left, Instance) or isinstance(right, Instance):
-                raise NotReadError(f"{self.place}: an operator of a class", got=ast.unparse(node)[:200])
-            return Outside(ast.unparse(node), is_call=True)
+                raise NotReadError(f"{self.place}: an operator of a class", got=source_of(node)[:200])
+            return Outside(source_of(node), is_call=True)
         self.spend(natives.weight(function, left, right))
         return function(left, right)
 
@@ -164,7 +165,7 @@ class Expressions(Calls):
         if isinstance(node.op, ast.Not):
             return not self.is_true(value, node.operand)
         if not isinstance(value, int | float):
-            return Outside(ast.unparse(node), is_call=True)
+            return Outside(source_of(node), is_call=True)
         return -value if isinstance(node.op, ast.USub) else +value if isinstance(node.op, ast.UAdd) else ~int(value)
 
     def _of_boolop(self, node: ast.BoolOp, scope: NameScope) -> Any:
@@ -191,7 +192,7 @@ class Expressions(Calls):
                 self.weigh(left)
                 self.weigh(right)
             if any(isinstance(one, Outside) and one.is_call for one in (left, right)):
-                return Outside(ast.unparse(node), is_call=True)
+                return Outside(source_of(node), is_call=True)
             if not _compared(kind, left, right):
                 return False
             left = right
@@ -258,15 +259,15 @@ class Expressions(Calls):
                 if isinstance(of, list | dict) and not isinstance(key, slice):
                     of[self.key(key)] = value
                 elif not isinstance(of, Outside):
-                    raise NotReadError(f"{self.place}: an assignment to an item", got=ast.unparse(target))
+                    raise NotReadError(f"{self.place}: an assignment to an item", got=source_of(target))
             case ast.Tuple() | ast.List():
                 values = [*self.iterated(value)]
                 if len(values) != len(target.elts) or any(isinstance(one, ast.Starred) for one in target.elts):
-                    raise NotReadError(f"{self.place}: an assignment to several names", got=ast.unparse(target))
+                    raise NotReadError(f"{self.place}: an assignment to several names", got=source_of(target))
                 for one, part in zip(target.elts, values, strict=True):
                     self.assign(one, part, scope)
             case _:
-                raise NotReadError(f"{self.place}: an assignment", got=ast.unparse(target))
+                raise NotReadError(f"{self.place}: an assignment", got=source_of(target))
 
     def _of_call(self, node: ast.Call, scope: NameScope) -> Any:
         function = self.value(node.func, scope)

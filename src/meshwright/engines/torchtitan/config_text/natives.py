@@ -8,7 +8,7 @@ import operator
 import os
 import re
 from ast import Add, BitAnd, BitOr, BitXor, Div, FloorDiv, LShift, Mod, Mult, Pow, RShift, Sub
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,10 @@ KEPT = frozenset(("abstractmethod", "contextmanager", "override", "cache", "lru_
 
 FORMAT = re.compile(r"[<>^=]?[+ ]?0?\d{0,2},?(\.\d{1,2})?[a-zA-Z%]?")
 
-EAGER = frozenset((all, any, frozenset, list, max, min, set, sorted, sum, tuple))
-"""Functions that take all items of what they are given."""
+EAGER = frozenset((all, any, dict, enumerate, filter, frozenset, list, map, max, min, set, sorted, sum, tuple, zip))
+"""Functions whose arguments are counted item by item before they are called."""
+
+MOST_DIGITS = 1000  # of `round`
 
 COMPARED = (sorted, min, max, str, repr, set, frozenset, dict)
 """Functions that compare or print their arguments to any depth."""
@@ -89,12 +91,21 @@ def weight(function: Callable[..., Any], left: Any, right: Any) -> int:
     if function is operator.mul and any(sizes):
         count = right if sizes[0] else left
         return max(sizes) * max(count, 0) if isinstance(count, int) else 1
+    if any(isinstance(one, Path) for one in (left, right)):
+        return len(str(left)) + len(str(right))
     if isinstance(left, int) and isinstance(right, int):
-        bits = left.bit_length()
+        bits = max(left.bit_length(), right.bit_length() if function is not operator.pow else 0)
         grown = {operator.pow: bits * abs(right), operator.lshift: bits + abs(right), operator.mul: bits * 2}
-        if grown.get(function, 0) > MOST_BITS:
+        if max(bits, grown.get(function, 0)) > MOST_BITS:
             raise ValueError(f"an integer of more than {MOST_BITS} bits")
     return sum(sizes)
+
+
+ITEMS = frozenset(["extend", "update", "join", "union", "intersection", "difference", "issubset", "fromkeys"])
+"""Methods that take all items of what they are given."""
+
+HASHED = frozenset(["get", "pop", "setdefault", "add", "discard", "remove", "index", "count"])
+"""Methods that hash or compare their first argument."""
 
 
 def grown(method: str, of: Any, arguments: tuple[Any, ...]) -> int:
@@ -102,6 +113,9 @@ def grown(method: str, of: Any, arguments: tuple[Any, ...]) -> int:
     if method == "replace":
         return len(of) * max(1, len(arguments[1]))
     if method == "join":
-        parts = arguments[0]
-        return sum(len(part) + len(of) for part in parts) if isinstance(parts, list | tuple) else 0
-    return len(of) if hasattr(of, "__len__") and method not in ("append", "get", "add", "setdefault") else 1
+        return sum(len(part) + len(of) for part in arguments[0] if isinstance(part, str))
+    if method in ("append", "get", "add", "setdefault"):
+        return 1
+    return 1 + sum(
+        len(str(one) if isinstance(one, Path) else one) for one in (of, *arguments) if isinstance(one, Sized | Path)
+    )

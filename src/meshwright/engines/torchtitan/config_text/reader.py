@@ -25,6 +25,7 @@ from meshwright.engines.torchtitan.config_text.values import (
     NotReadError,
     Outside,
     Wrapped,
+    source_of,
 )
 
 RETURN, BREAK, CONTINUE = "return", "break", "continue"
@@ -127,13 +128,15 @@ class Reader(Expressions):
 
     def _read_annassign(self, node: ast.AnnAssign, scope: NameScope) -> None:
         if scope.is_class and isinstance(node.target, ast.Name):
-            scope.names.setdefault("<annotated>", {})[node.target.id] = ast.unparse(node.annotation)
+            scope.names.setdefault("<annotated>", {})[node.target.id] = source_of(node.annotation)
         if node.value is not None:
             self.assign(node.target, self.value(node.value, scope), scope)
 
     def _read_augassign(self, node: ast.AugAssign, scope: NameScope) -> None:
-        target = ast.copy_location(ast.parse(ast.unparse(node.target), mode="eval").body, node.target)
-        value = self.operated(type(node.op), self.value(target, scope), self.value(node.value, scope), node)
+        known = vars(node)
+        if "read" not in known:
+            known["read"] = ast.copy_location(ast.parse(source_of(node.target), mode="eval").body, node.target)
+        value = self.operated(type(node.op), self.value(known["read"], scope), self.value(node.value, scope), node)
         self.assign(node.target, value, scope)
 
     def _read_return(self, node: ast.Return, scope: NameScope) -> Signal:
@@ -168,18 +171,19 @@ class Reader(Expressions):
     def _read_with(self, node: ast.With, scope: NameScope) -> Signal:
         for item in node.items:
             if item.optional_vars is not None:
-                self.assign(item.optional_vars, Outside(ast.unparse(item.context_expr), is_call=True), scope)
+                self.assign(item.optional_vars, Outside(source_of(item.context_expr), is_call=True), scope)
         return self.body(node.body, scope)
 
     def _read_assert(self, node: ast.Assert, scope: NameScope) -> None:
         if not self.test(node.test, scope):
-            raise AssertionError(str(self.value(node.msg, scope)) if node.msg else ast.unparse(node.test))
+            message = self.value(node.msg, scope) if node.msg else source_of(node.test)
+            raise AssertionError(message if isinstance(message, str) else said(message))
 
     def _read_raise(self, node: ast.Raise, scope: NameScope) -> None:
         error = self.value(node.exc, scope)
         if isinstance(error, Exception) or (isinstance(error, type) and issubclass(error, Exception)):
             raise error
-        raise NotReadError(f"{self.place}: an exception of another package", got=ast.unparse(node))
+        raise NotReadError(f"{self.place}: an exception of another package", got=source_of(node))
 
     def _read_try(self, node: ast.Try, scope: NameScope) -> Signal:
         try:
@@ -218,7 +222,7 @@ class Reader(Expressions):
     def _read_functiondef(self, node: ast.FunctionDef, scope: NameScope) -> None:
         function: Any = self.function(node, node.name, scope)
         for decorator in reversed(node.decorator_list):
-            name = ast.unparse(decorator.func if isinstance(decorator, ast.Call) else decorator)
+            name = source_of(decorator.func if isinstance(decorator, ast.Call) else decorator)
             if name in ("property", "staticmethod", "classmethod", "cached_property", "functools.cached_property"):
                 function = Wrapped(name.rpartition(".")[2].removeprefix("cached_"), function)
             elif name.endswith(".setter"):
@@ -234,7 +238,7 @@ class Reader(Expressions):
         try:
             return self.call(self.value(decorator, scope), (function,), {})
         except NotReadError as error:
-            return Outside(f"{ast.unparse(decorator)} ({error.message})")
+            return Outside(f"{source_of(decorator)} ({error.message})")
 
     def _read_classdef(self, node: ast.ClassDef, scope: NameScope) -> None:
         qualname = scope.names.get("<qualname>", "") + node.name
@@ -248,6 +252,7 @@ class Reader(Expressions):
         cls = Class(node.name, qualname, bases, inside.names)
         above = next((one for one in cls.mro[1:] if isinstance(one, Class) and one.is_dataclass), None)
         cls.fields, cls.is_dataclass = (dict(above.fields), True) if above else ({}, False)
+        self.spend(len(cls.fields))
         for value in cls.names.values():
             function = value.function if isinstance(value, Wrapped) else value
             if isinstance(function, Function) and function.owner is None:
@@ -256,7 +261,7 @@ class Reader(Expressions):
             for name, value in cls.names.items():
                 if not name.startswith("_") and not isinstance(value, Function | Wrapped):
                     cls.names[name] = Instance(cls, {"name": name, "value": value})
-        marks = [ast.unparse(one) for one in node.decorator_list]
+        marks = [source_of(one) for one in node.decorator_list]
         if any(mark.partition("(")[0].rpartition(".")[2] == "dataclass" for mark in marks):
             cls.fields, cls.is_dataclass = _fields(cls, annotated), True
         config = cls.names.get("Config")

@@ -15,7 +15,15 @@ from meshwright.engines.software_line import found_lines
 from meshwright.engines.torchtitan.config_text.calls import said
 from meshwright.engines.torchtitan.config_text.modules import ProjectModules, changed_ns, module_of
 from meshwright.engines.torchtitan.config_text.reader import Reader
-from meshwright.engines.torchtitan.config_text.values import Class, Function, Instance, NotReadError, Outside, Partial
+from meshwright.engines.torchtitan.config_text.values import (
+    Class,
+    Field,
+    Function,
+    Instance,
+    NotReadError,
+    Outside,
+    Partial,
+)
 from meshwright.errors import InputError
 
 PACKAGES = ("torchtitan.models", "torchtitan.experiments")  # torchtitan's `--module` searches them too
@@ -96,13 +104,13 @@ class _Nodes:
         if self._unknown:
             raise InputError(
                 f"the text of {source} does not state {len(self._unknown)} of its values",
-                got="; ".join(self._unknown), hint=_HINT,
+                got="; ".join(self._unknown[:20]) + "; ..." * (len(self._unknown) > 20), hint=_HINT,
             )  # fmt: skip
         return tree
 
     def node(self, value: Any, path: str = "") -> Any:
         """Return `value` as JSON."""
-        self._reader.spend()
+        self._reader.spend(1 + (len(path) + (len(value) if isinstance(value, str) else 0)) // 64)
         match value:
             case Instance() if value.cls.is_enum:
                 return value.values["name"]
@@ -123,16 +131,24 @@ class _Nodes:
     def _instance(self, value: Instance, path: str) -> dict[str, Any]:
         fields = [field for field in value.cls.fields.values() if field.init and field.name in value.values]
         owner = next(value.cls.find("_owner"), None) or value.cls
-        given = [one.name for one in fields if one.is_required or value.values[one.name] != one.value()]
+        given = [one.name for one in fields if self._is_given(one, value.values[one.name])]
         return {
             "is": owner.name,
             "fields": {one.name: self.node(value.values[one.name], f"{path}.{one.name}") for one in fields},
             "given": given,
         }
 
+    def _is_given(self, field: Field, value: Any) -> bool:
+        if field.is_required:
+            return True
+        default = field.value()
+        if not isinstance(default, int | float | str | None):
+            self._reader.weigh([value, default])
+        return bool(value != default)
+
     def _outside(self, value: Outside, path: str) -> dict[str, Any]:
         if value.constructor is None and not OF_FUNCTIONS.intersection(path.split(".")):
-            self._unknown.append(f"{path.strip('.')} = {value.name}")
+            self._unknown.append(f"{path.strip('.')} = {said(value)}")
         named = self.node(value.named, path)
         if value.constructor is None:
             return {"function": _name(value), **named}

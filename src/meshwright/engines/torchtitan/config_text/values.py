@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from meshwright.errors import InputError
@@ -14,11 +13,23 @@ MOST_STEPS = 3_000_000
 """Steps of one configuration: expressions, and items of lists. The largest of torchtitan takes 300,000."""
 
 
+MOST_CLASSES = 256
+"""Classes above one class, with those that several bases share."""
+
+
+def source_of(node: ast.AST) -> str:
+    """Return the text of a part of the program, which is made once."""
+    known = vars(node)
+    if "source" not in known:
+        known["source"] = ast.unparse(node)
+    return str(known["source"])
+
+
 class NotReadError(InputError):
     """A part of the program that the reader does not understand."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Outside:
     """A name of a package whose text is not read, or an expression with one (`is_call`), whose value is unknown."""
 
@@ -46,7 +57,7 @@ class Outside:
         return (name, "") if name[:1].isupper() else (above, name) if above[:1].isupper() else None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class NameScope:
     """Names of a module, a class body or a call. A call in a class body does not see the names of the class."""
 
@@ -73,7 +84,7 @@ class NameScope:
         return self.parent.enclosing() if self.is_class and self.parent else self
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Function:
     """A function of the program; `call` evaluates it."""
 
@@ -86,9 +97,15 @@ class Function:
     call: Callable[..., Any]
     owner: Class | None = None
 
-    @cached_property
+    @property
     def yields(self) -> bool:
         """True for a generator."""
+        known = vars(self.arguments)  # a loop may define it often
+        if "yields" not in known:
+            known["yields"] = self._found_yield()
+        return bool(known["yields"])
+
+    def _found_yield(self) -> bool:
         waiting: list[ast.AST] = [*self.body] if isinstance(self.body, list) else []
         while waiting:
             node = waiting.pop()
@@ -102,7 +119,7 @@ class Function:
         return self.call(self, positional, named)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Partial:
     """`functools.partial`, and a method with its instance or class."""
 
@@ -111,7 +128,7 @@ class Partial:
     named: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Wrapped:
     """A property, a static method or a class method."""
 
@@ -119,7 +136,7 @@ class Wrapped:
     function: Any
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Lazy:
     """A name that is imported where it is first used."""
 
@@ -127,14 +144,14 @@ class Lazy:
     name: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ModuleName:
     """A module whose text is read."""
 
     name: str
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Field:
     """A field of a dataclass."""
 
@@ -153,7 +170,7 @@ class Field:
         return not self.has_default and self.factory is None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Class:
     """A class of the program."""
 
@@ -166,6 +183,8 @@ class Class:
 
     def __post_init__(self) -> None:
         above = [one for base in self.bases for one in (base.mro if isinstance(base, Class) else [base])]
+        if len(above) > MOST_CLASSES:
+            raise NotReadError(f"class {self.name} has more than {MOST_CLASSES} classes above it")
         self.mro: list[Any] = [self, *(one for i, one in enumerate(above) if one not in above[i + 1 :])]
         """This class and those above: each before its bases, a shared base after all that share it."""
         self.is_enum = any(isinstance(one, Outside) and one.name.endswith("Enum") for one in self.mro)
@@ -182,7 +201,7 @@ class Class:
         return next((one for one in self.mro if isinstance(one, Outside)), None)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Instance:
     """An instance of a class of the program."""
 
@@ -200,7 +219,7 @@ class Instance:
         return id(self)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Above:
     """`super()`."""
 
