@@ -12,8 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +43,8 @@ def build_once(
         return
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        with folder.with_name(f".{folder.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # the system frees the lock of a killed process
             fault = find_fault(folder)  # another process may have built it while this one waited
             if fault is None:
                 return
@@ -120,11 +120,3 @@ def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any]
         if not (continues and isinstance(error, KeyboardInterrupt)):
             shutil.rmtree(partial, ignore_errors=True)
         raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` against other processes of this machine; the system frees the lock of a killed one."""
-    with folder.with_name(f".{folder.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield

@@ -189,7 +189,12 @@ def _open_store(
     name: str,
 ) -> tuple[TokenStore, tuple[str, ...]]:
     """The tokens of a source, all in the model's vocabulary, and notes about its records."""
-    store = _tokens(source, tokenizer, cache, report)
+    if isinstance(source, TokenFiles):
+        store = open_store(list(source.prefixes))
+    elif tokenizer is None:
+        raise InputError("text needs a tokenizer", got=source.name, hint="name one as data.tokenizer")
+    else:
+        store = tokenise(source, tokenizer, cache=cache, report=report)
     require_pairs(store, name=name, preference=run.train.preference)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
     return store, _reading_notes(name, source, store)
@@ -282,16 +287,6 @@ def _tokenizer(run: Run, sources: Mapping[str, DocumentSource | TokenFiles], cac
             hint=f"--set model.vocab={tokenizer.vocab} adds rows" if run.data.added_tokens else None,
         )  # fmt: skip
     return tokenizer
-
-
-def _tokens(
-    source: DocumentSource | TokenFiles, tokenizer: Tokenizer | None, cache: Path, report: Report | None
-) -> TokenStore:
-    if isinstance(source, TokenFiles):
-        return open_store(list(source.prefixes))
-    if tokenizer is None:
-        raise InputError("text needs a tokenizer", got=source.name, hint="name one as data.tokenizer")
-    return tokenise(source, tokenizer, cache=cache, report=report)
 
 
 def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenStore) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -71,10 +72,7 @@ def tokenise(
         about["shard_tokens"] = shard_tokens
     key = hashlib.blake2b(json.dumps(about).encode(), digest_size=16).hexdigest()
     folder = cache / "tokens" / key
-
-    def build(partial: Path) -> None:
-        _write(source, tokenizer, partial, report=report, shard_tokens=shard_tokens)
-
+    build = partial(_write, source, tokenizer, report=report, shard_tokens=shard_tokens)
     names = {"source_name": source.name, "tokenizer_name": tokenizer.name}
     build_once(folder, build, about=about | names, continues=True)
     counts = load_json(folder / COUNTS)

@@ -90,12 +90,13 @@ class Calls(ABC):
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, Outside) and part.is_call for part in parts):
             raise NotReadError(f"{self.place}: a key that the text does not state", got=said(key))
-        if any(isinstance(part, tuple | frozenset) or _is_object(part) for part in parts):
+        is_object = any(isinstance(part, Instance) and not part.cls.is_enum for part in parts)
+        if is_object or any(isinstance(part, tuple | frozenset) for part in parts):
             raise NotReadError(f"{self.place}: a key that is not read", got=said(key))
         return key
 
-    def weigh(self, value: Any) -> None:
-        """Count everything in a value, as an operation would that looks at all of it."""
+    def weigh(self, value: Any) -> Any:
+        """Count everything in a value, as an operation would that looks at all of it, and return the value."""
         waiting = [value]
         while waiting:
             one = waiting.pop()
@@ -108,6 +109,7 @@ class Calls(ABC):
                 waiting += one.values.values()
             elif isinstance(one, Outside):
                 waiting += [*one.positional, *one.named.values()]
+        return value
 
     def attribute(self, of: Any, name: str) -> Any:
         """Return an attribute of a value."""
@@ -122,7 +124,7 @@ class Calls(ABC):
                 return self._of_instance(of, name)
             case Above():
                 return next((self._bound(one, of.instance, of.cls) for one in of.cls.find(name, after=of.after)),
-                            _nothing)  # fmt: skip
+                            lambda *_, **__: None)  # fmt: skip
             case Class():
                 return self._of_class(of, name)
             case Function() | type() if name in ("__name__", "__qualname__"):
@@ -161,15 +163,8 @@ class Calls(ABC):
 
     def _weighing(self, named: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a builtin; what its `key` returns is counted, as it is compared."""
-        if (key := named.get("key")) is None:
-            return named
-
-        def weighed(one: Any) -> Any:
-            made = self.call(key, (one,), {})
-            self.weigh(made)
-            return made
-
-        return named | {"key": weighed}
+        key = named.get("key")
+        return named if key is None else named | {"key": lambda one: self.weigh(self.call(key, (one,), {}))}
 
     def _of_instance(self, of: Instance, name: str) -> Any:
         if name in of.values:
@@ -263,10 +258,13 @@ class Calls(ABC):
             return Outside(f"{function.__name__}({', '.join(map(said, positional))})", is_call=True)
         if function is int and positional and isinstance(positional[0], str) and len(positional[0]) > 300:
             raise ValueError("an integer of more than 300 digits")
-        if function is round and any(isinstance(one, int) and abs(one) > natives.MOST_DIGITS for one in positional[1:]):
-            raise ValueError(f"a number is rounded to more than {natives.MOST_DIGITS} digits")
+        if function is round and any(isinstance(one, int) and abs(one) > natives.MOST_BITS for one in positional[1:]):
+            raise ValueError(f"a number is rounded to more than {natives.MOST_BITS} digits")
         if function in natives.EAGER or any(isinstance(one, Class) for one in positional):
-            positional = tuple([*self.iterated(one)] if _has_items(one) else one for one in positional)
+            positional = tuple(
+                [*self.iterated(one)] if isinstance(one, Class | Iterable) and not isinstance(one, str | dict) else one
+                for one in positional
+            )
         if function in natives.COMPARED:
             self.weigh([*positional])
         if function in (str, repr) or is_error:
@@ -423,18 +421,6 @@ def _type_of(of: Any) -> Any:
     if isinstance(of, Outside):
         return Outside(of.name, is_call=of.constructor is None)
     return of.cls if isinstance(of, Instance) else type(of)
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, Instance) and not value.cls.is_enum
-
-
-def _has_items(value: Any) -> bool:
-    return isinstance(value, Class | Iterable) and not isinstance(value, str | dict)
-
-
-def _nothing(*positional: Any, **named: Any) -> None:
-    """A method that the classes above do not have."""
 
 
 def said(value: Any) -> str:

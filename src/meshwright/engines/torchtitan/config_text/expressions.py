@@ -64,7 +64,8 @@ class Expressions(Calls):
             return self._functions[name]
         if name == "super":
             owner = scope.function.owner if scope.function else None
-            return (lambda *given: Above(scope.first, _class_of(scope.first), owner)) if owner else Outside(name)
+            cls = scope.first.cls if isinstance(scope.first, Instance) else scope.first
+            return (lambda *given: Above(scope.first, cls, owner)) if owner else Outside(name)
         if name == "print" or inside.outside_star or name in ("os", "open", "exec", "eval", "__import__", "compile"):
             return Outside(name)
         raise NameError(f"name {name!r} is not defined")
@@ -302,7 +303,3 @@ def _compared(kind: ast.cmpop, left: Any, right: Any) -> bool:
         case ast.Gt():
             return bool(left > right)
     return bool(left >= right)
-
-
-def _class_of(first: Any) -> Any:
-    return first.cls if isinstance(first, Instance) else first

@@ -77,8 +77,6 @@ FORMAT = re.compile(r"[<>^=]?[+ ]?0?\d{0,2},?(\.\d{1,2})?[a-zA-Z%]?")
 EAGER = frozenset((all, any, dict, enumerate, filter, frozenset, list, map, max, min, set, sorted, sum, tuple, zip))
 """Functions whose arguments are counted item by item before they are called."""
 
-MOST_DIGITS = 1000  # of `round`
-
 COMPARED = (sorted, min, max, str, repr, set, frozenset, dict)
 """Functions that compare or print their arguments to any depth."""
 

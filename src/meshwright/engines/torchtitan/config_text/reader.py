@@ -25,6 +25,7 @@ from meshwright.engines.torchtitan.config_text.values import (
     NotReadError,
     Outside,
     Wrapped,
+    once,
     source_of,
 )
 
@@ -133,10 +134,8 @@ class Reader(Expressions):
             self.assign(node.target, self.value(node.value, scope), scope)
 
     def _read_augassign(self, node: ast.AugAssign, scope: NameScope) -> None:
-        known = vars(node)
-        if "read" not in known:
-            known["read"] = ast.copy_location(ast.parse(source_of(node.target), mode="eval").body, node.target)
-        value = self.operated(type(node.op), self.value(known["read"], scope), self.value(node.value, scope), node)
+        target = once(node, "read", lambda: ast.parse(source_of(node.target), mode="eval").body)
+        value = self.operated(type(node.op), self.value(target, scope), self.value(node.value, scope), node)
         self.assign(node.target, value, scope)
 
     def _read_return(self, node: ast.Return, scope: NameScope) -> Signal:
@@ -228,17 +227,11 @@ class Reader(Expressions):
             elif name.endswith(".setter"):
                 function = scope.names[node.name]
             elif name.rpartition(".")[2] not in natives.KEPT:
-                function = self._called_or_unknown(decorator, function, scope)
+                try:
+                    function = self.call(self.value(decorator, scope), (function,), {})
+                except NotReadError as error:
+                    function = Outside(f"{source_of(decorator)} ({error.message})")
         scope.names[node.name] = function
-
-    def _read_asyncfunctiondef(self, node: ast.AsyncFunctionDef, scope: NameScope) -> None:
-        scope.names[node.name] = Outside(f"async {node.name}", is_call=True)
-
-    def _called_or_unknown(self, decorator: ast.expr, function: Any, scope: NameScope) -> Any:
-        try:
-            return self.call(self.value(decorator, scope), (function,), {})
-        except NotReadError as error:
-            return Outside(f"{source_of(decorator)} ({error.message})")
 
     def _read_classdef(self, node: ast.ClassDef, scope: NameScope) -> None:
         qualname = scope.names.get("<qualname>", "") + node.name

@@ -15,15 +15,7 @@ from meshwright.engines.software_line import found_lines
 from meshwright.engines.torchtitan.config_text.calls import said
 from meshwright.engines.torchtitan.config_text.modules import ProjectModules, changed_ns, module_of
 from meshwright.engines.torchtitan.config_text.reader import Reader
-from meshwright.engines.torchtitan.config_text.values import (
-    Class,
-    Field,
-    Function,
-    Instance,
-    NotReadError,
-    Outside,
-    Partial,
-)
+from meshwright.engines.torchtitan.config_text.values import Class, Function, Instance, NotReadError, Outside, Partial
 from meshwright.errors import InputError
 
 PACKAGES = ("torchtitan.models", "torchtitan.experiments")  # torchtitan's `--module` searches them too
@@ -131,17 +123,14 @@ class _Nodes:
     def _instance(self, value: Instance, path: str) -> dict[str, Any]:
         fields = [field for field in value.cls.fields.values() if field.init and field.name in value.values]
         owner = next(value.cls.find("_owner"), None) or value.cls
-        given = [one.name for one in fields if self._is_given(one, value.values[one.name])]
+        given = [one.name for one in fields if one.is_required or self._differ(value.values[one.name], one.value())]
         return {
             "is": owner.name,
             "fields": {one.name: self.node(value.values[one.name], f"{path}.{one.name}") for one in fields},
             "given": given,
         }
 
-    def _is_given(self, field: Field, value: Any) -> bool:
-        if field.is_required:
-            return True
-        default = field.value()
+    def _differ(self, value: Any, default: Any) -> bool:
         if not isinstance(default, int | float | str | None):
             self._reader.weigh([value, default])
         return bool(value != default)
