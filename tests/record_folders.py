@@ -91,7 +91,9 @@ def write_training(folder: Path, *, speed: float = 1.0, num_steps: int = 20, **c
     return folder
 
 
-def write_serving(folder: Path, *, speed: float = 1.0, repeats: int = 3, device: dict[str, Any] | None = None) -> Path:
+def write_serving(
+    folder: Path, *, speed: float = 1.0, repeats: int = 3, device: dict[str, Any] | None = None, ok: int = 10
+) -> Path:
     """Records of a server under two loads."""
     sidecar = {
         "endpoint": {"url": "http://localhost/v1", "model": "llama3.1-8b"}, "server": {"name": "vllm", "version": "1"},
@@ -111,7 +113,7 @@ def write_serving(folder: Path, *, speed: float = 1.0, repeats: int = 3, device:
             recorder.append(
                 ServingPoint(
                     load=Load(concurrency=concurrency), repeat=repeat, started=sidecar["started"], wall_s=10.0,
-                    num_requests=10, num_ok=10, input_tokens=10_240,
+                    num_requests=10, num_ok=ok, input_tokens=10_240, errors={"http_error": 10 - ok} if ok < 10 else {},
                     output_tokens=1280, output_tokens_per_s=rate, total_tokens_per_s=9 * rate, ttft_s=latency,
                     tpot_s=latency,
                 )

@@ -118,6 +118,7 @@ def serving_estimate(
     engine: str | None = None,
     input_tokens: int,
     output_tokens: int,
+    prefix_hit_rate: float | None = None,
     concurrency: Sequence[float] = (),
     requests_per_s: float | None = None,
     arrivals: str | None = None,
@@ -154,8 +155,8 @@ def serving_estimate(
         calibration=server_calibration(calibration),
     )  # fmt: skip
     load = RequestLoad(
-        input_tokens=input_tokens, output_tokens=output_tokens, drafted_per_step=drafted,
-        accepted_per_step=accepted, lockstep=lockstep,
+        input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0.0,
+        drafted_per_step=drafted, accepted_per_step=accepted, lockstep=lockstep,
     )  # fmt: skip
     if requests_per_s is not None:
         found = [estimate_rate(asked, load, requests_per_s)]

@@ -26,7 +26,7 @@ from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arriva
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
-from meshwright.inference.formats import cache_format, check_runs, usual_cache
+from meshwright.inference.formats import cache_format, check_run, usual_cache
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.search import (
     LayoutPoint,
@@ -152,6 +152,7 @@ def serving_plan(
     engine: str | None = None,
     input_tokens: int,
     output_tokens: int,
+    prefix_hit_rate: float | None = None,
     ttft_s: float | None = None,
     itl_s: float | None = None,
     percentile: float | None = None,
@@ -177,12 +178,12 @@ def serving_plan(
         cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
         engine=engine_named(engine or USUAL_ENGINE) if calibrated is None else calibrated.engine,
         calibration=shipped_constants() if calibrated is None else calibrated.constants,
-        load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens),
+        load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0),
         bounds=LatencyLimits(ttft_s=ttft_s or inf, itl_s=itl_s or inf, percentile=percentile),
         requests_per_s=requests_per_s, arrivals=arrivals or "poisson", seed=seed, disaggregated=disaggregated,
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
     )  # fmt: skip
-    check_runs(weights, question.engine.name, place.accelerator)
+    check_run(weights, question.engine.name, place.accelerator)
     found = search_layouts(question)
     if found.best is None:
         raise InfeasibleError(

@@ -11,14 +11,7 @@ from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, value_named
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.checkpoint import own_precision
-from meshwright.inference.formats import (
-    StorageFormat,
-    cache_format,
-    check_runs,
-    computed_in,
-    usual_cache,
-    weight_format,
-)
+from meshwright.inference.formats import StorageFormat, cache_format, check_run, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
 from meshwright.inference.memory import window_note
 from meshwright.inference.points import engines
@@ -171,7 +164,7 @@ def served_by(
     reserve = shipped_reserve()
     if memory_ratio is not None:
         reserve = replace(reserve, memory_ratio=memory_ratio)
-    check_runs(of.weights, calibration.engine.name if calibration else engine or USUAL_ENGINE, of.cluster.accelerator)
+    check_run(of.weights, calibration.engine.name if calibration else engine or USUAL_ENGINE, of.cluster.accelerator)
     if calibration is None:
         return server(of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas)
     check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)
@@ -213,6 +206,8 @@ def notes_of(
             if of.draft is None
             else f"speculative decoding: drafted by {draft_name(of)}, whose memory is not counted"
         )
+    if any(load.prefix_hit_rate for load in loads):
+        found.append("cached prefixes are counted in the memory of each request, also where several share one")
     if of.model.experts is not None:
         found.append("experts are assumed to be chosen uniformly (balanced routing)")
     found.append("ITL is (end-to-end - TTFT) / (output tokens - 1), the mean over a request (TPOT)")

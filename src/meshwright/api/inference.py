@@ -87,6 +87,7 @@ ARRIVALS = PlainText(
     unset="poisson",
     metavar="NAME",
 )
+HIT_RATE = Amount("Share of the tokens of prompts that the prefix cache holds.", unset="0", metavar="SHARE", high=1)
 SEED = Count("Seed of the arrivals.", low=0)
 PERCENTILE = Amount(
     "The bounds hold for this percentile of the requests under --rate, such as 99.", unset="the mean", metavar="P",
@@ -172,6 +173,7 @@ def inference_estimate(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     input_tokens: Annotated[int, Count("Tokens of a prompt.")],
     output_tokens: Annotated[int, Count("Tokens of an answer.")],
+    prefix_hit_rate: Annotated[float | None, HIT_RATE] = None,
     precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
     engine: Annotated[str | None, ENGINE] = None,
@@ -226,6 +228,7 @@ def inference_plan(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     input_tokens: Annotated[int, Count("Tokens of a prompt.")],
     output_tokens: Annotated[int, Count("Tokens of an answer.")],
+    prefix_hit_rate: Annotated[float | None, HIT_RATE] = None,
     precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
     engine: Annotated[str | None, ENGINE] = None,

@@ -26,10 +26,11 @@ from meshwright.inference.server import Server, full, rate_load, states, transfe
 from meshwright.inference.serving import (
     BatchLimit,
     RequestLoad,
+    batch_limit,
     isolated_prefill_s,
     outside_s,
-    preempted,
     prefill_steps_s,
+    recomputed,
     request_work,
     steady,
 )
@@ -134,36 +135,20 @@ class Simulated:
 
 
 def capacity_per_s(asked: Server, load: RequestLoad) -> float:
-    """Requests/s that the server finishes with all places taken, those computed again included.
-
-    The tokens of a step bound the prompts in it, and so the requests that decode while prompts are computed.
-    """
-    limit, load = _places(asked, load), replace(load, concurrency=None, lockstep=False)
-    if asked.prefill_replicas:
-        found = states(asked, load, limit.sequences)
-        pool = asked.prefill_replicas * asked.of.layout.pipeline / scalar(found.prompt.total)
-        return min(scalar(found.output_tokens_per_s) / load.output_tokens, pool)
-
-    def request_s(limit: BatchLimit) -> float:
-        return scalar(steady(request_work(asked.of, load, asked.engine, limit), asked.rates).request_s)
-
-    outside = scalar(outside_s(request_work(asked.of, load, asked.engine, limit), asked.rates))
-    steps, places = (load.output_tokens - 1) / (1 + load.accepted_per_step), scalar(limit.sequences)
-    most, decoding = places / request_s(limit), max(steps / _prompt_steps(asked, load), 1.0)
-    if steps and decoding < places:
-        bounded = BatchLimit(sequences=decoding, binds="engine")
-        most = min(most, decoding / (request_s(bounded) - outside))
-    return asked.of.layout.replicas * most
+    """Requests/s that the server finishes with all places taken, those computed again included."""
+    limit, load = full(asked, load)[0], replace(load, concurrency=None, lockstep=False)
+    if not asked.prefill_replicas:
+        found = steady(request_work(asked.of, load, asked.engine, limit), asked.rates)
+        return scalar(found.output_tokens_per_s) / load.output_tokens
+    found = states(asked, load, limit.sequences)
+    pool = asked.prefill_replicas * asked.of.layout.pipeline / scalar(found.prompt.total)
+    return min(scalar(found.output_tokens_per_s) / load.output_tokens, pool)
 
 
 def _places(asked: Server, load: RequestLoad) -> BatchLimit:
-    """Whole requests that fit on one replica."""
-    return replace(limit := full(asked, load)[0], sequences=float(int(limit.sequences)))
-
-
-def _prompt_steps(asked: Server, load: RequestLoad) -> float:
-    """Steps of a replica that a prompt fills, when each of its attention groups has others."""
-    return load.input_tokens / (asked.engine.batch_tokens * asked.of.layout.attention_data)
+    """Whole requests that have room on one replica: the simulation has those wait whose prompts wait for others."""
+    limit = batch_limit(asked.decoding, replace(load, concurrency=None), asked.engine, asked.reserve, prefills=False)
+    return BatchLimit(sequences=float(int(limit.sequences)), binds=full(asked, load)[0].binds)
 
 
 def simulate(
@@ -238,12 +223,13 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
         decode_step = step_seconds(work.take(decoding - 1).decode, rates) if decoding else None
         return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step)) / layout.pipeline
 
-    again = 0.0 if asked.prefill_replicas else preempted(load, limit, asked.engine, layout.replicas)
+    again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
         places=places, step_s=step_s, steps=float(work.steps), prompt_steps=0.0,
-        prompts_s=prompts_s, recomputed=again * load.context / load.input_tokens,
+        prompts_s=prompts_s, recomputed=again,
     )  # fmt: skip
-    prompts = replace(decoding, places=10**9, steps=0.0, prompt_steps=_prompt_steps(asked, load))
+    step_tokens = asked.engine.batch_tokens * layout.attention_data  # where each attention group has prompts
+    prompts = replace(decoding, places=10**9, steps=0.0, prompt_steps=load.computed_tokens / step_tokens)
     delay_s = (1 - 1 / (layout.attention_data * layout.pipeline)) * scalar(isolated_prefill_s(one, rates))
     return prompts, decoding, scalar(outside_s(one, rates)) + delay_s
 

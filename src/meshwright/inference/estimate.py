@@ -55,6 +55,7 @@ class LoadEstimate:
         scale = load.input_tokens / load.output_tokens
         return {
             "input_tokens": load.input_tokens, "output_tokens": load.output_tokens, "concurrency": load.concurrency,
+            "prefix_hit_rate": load.prefix_hit_rate, "cached_tokens": load.input_tokens - load.computed_tokens,
             "in_flight": self.in_flight, "most_in_flight": self.most_in_flight,
             "batch_per_replica": self.limit.sequences, "bound_by": self.limit.binds,
             "ttft_s": self.ttft, "itl_s": self.itl, "output_tokens_per_s": out,

@@ -68,7 +68,7 @@ def weight_format(name: str, accelerator: Accelerator) -> StorageFormat:
     return replace(found, name=f"{found.name}-g{size}", bytes_per_value=held)
 
 
-def check_runs(weights: StorageFormat, engine: str, accelerator: Accelerator) -> None:
+def check_run(weights: StorageFormat, engine: str, accelerator: Accelerator) -> None:
     """Raise InputError where an engine has no kernels for weights of this format on an accelerator."""
     if weights.engines is None:
         return

@@ -117,7 +117,10 @@ def prefill_seconds(
     decode_math_s = shared * np.maximum(decoded_s**SHARPNESS - weights_s**SHARPNESS, 0.0) ** (1 / SHARPNESS)
     found = StepSeconds(
         linear=smooth_maximum(num_steps * weights_s, math_s + decode_math_s) - shared * decoded_s,
-        attention=work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
+        attention=smooth_maximum(
+            work.cache_bytes / (memory * rates.cache_ratio),
+            work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
+        ),
         elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
         communication=work.collective_s * rates.collective_factor + own * work.num_collectives * rates.collective_s,
         launches=own * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),

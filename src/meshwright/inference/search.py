@@ -314,7 +314,10 @@ def _fewest_replicas(
     return None, why or f"{most:,.3g} requests/s at most" + (" within the bounds" if bounded else "")
 
 
-BOUND_BY = {"kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill"}
+BOUND_BY = {
+    "kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill",
+    "prompts": "every step is full of prompts",
+}  # fmt: skip
 
 
 def _broken(question: ServingQuestion, point: LayoutPoint) -> str:

@@ -151,7 +151,10 @@ def full(asked: Server, load: RequestLoad) -> tuple[BatchLimit, float]:
 
     Raises InfeasibleError where not one request fits.
     """
-    limit = batch_limit(asked.decoding, replace(load, concurrency=None), asked.engine, asked.reserve)
+    limit = batch_limit(
+        asked.decoding, replace(load, concurrency=None), asked.engine, asked.reserve,
+        prefills=not asked.prefill_replicas,
+    )  # fmt: skip
     return limit, float(limit.sequences) * asked.decoding.layout.replicas + asked.prefill_places
 
 

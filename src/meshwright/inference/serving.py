@@ -27,6 +27,9 @@ Where the cache binds an engine that does not reserve answers, it admits prompts
 requests as the others grow: all that are admitted begin with i tokens, and those that end have i + o, so o / (i + o)
 of them are preempted, and their i + o/2 tokens are computed again.
 
+Where a step decodes beside prompts, a request decodes while o - 1 steps full of prompts compute those of others: B is
+at most so many, and further requests wait for their prompts. With answers of one token TTFT is the time of a request.
+
 B is the concurrency per replica, at most the sequences that the engine runs at once and those that the KV cache holds:
 tokens / (i + o) where an engine never evicts (TensorRT-LLM), tokens / (i + o/2) where it pages and preempts.
 """
@@ -57,6 +60,7 @@ class RequestLoad:
     input_tokens: int
     output_tokens: int
     concurrency: float | None = None  # requests in flight on all replicas together
+    prefix_hit_rate: float = 0.0  # share of the tokens of a prompt whose cache is held already
     accepted_per_step: float = 0.0  # speculative decoding: drafted tokens accepted per step, on average
     drafted_per_step: int = 0  # drafted tokens that are verified
     rounds: float = 0.0  # requests of a benchmark for each one in flight, which begins with all of them; 0: endless
@@ -69,6 +73,8 @@ class RequestLoad:
                 raise InputError(f"{name} is no length", got=value, allowed=f"1 to {MAX_TOKENS:,}")
         if self.concurrency is not None and not 0 < self.concurrency <= MAX_CONCURRENCY:
             raise InputError("concurrency is out of range", got=self.concurrency, allowed="above 0")
+        if not 0 <= self.prefix_hit_rate < 1:
+            raise InputError("prefix_hit_rate is no share", got=self.prefix_hit_rate, allowed="0 to below 1")
         if not 0 <= self.accepted_per_step <= self.drafted_per_step:
             raise InputError(
                 "accepted tokens per step are out of range", got=self.accepted_per_step,
@@ -79,6 +85,16 @@ class RequestLoad:
     def context(self) -> float:
         """Mean length of a sequence while it is decoded."""
         return self.input_tokens + self.output_tokens / 2
+
+    @property
+    def computed_tokens(self) -> float:
+        """Tokens of a prompt that a server computes: all that the prefix cache does not hold, at least the last."""
+        return max(self.input_tokens * (1 - self.prefix_hit_rate), 1.0)
+
+    @property
+    def steps(self) -> float:
+        """Decode steps of a request, a mean."""
+        return (self.output_tokens - 1) / (1 + self.accepted_per_step)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +118,16 @@ class BatchLimit:
     """Requests in flight on one replica, and what limits them."""
 
     sequences: Array  # an array where several loads are looked at at once
-    binds: str  # concurrency, kv_cache or engine; prefill where prompts of other replicas come no faster
+    binds: str  # concurrency, kv_cache, engine or prompts; prefill where prompts of other replicas come no faster
 
 
-def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Reserve) -> BatchLimit:
-    """Requests in flight on one replica. Raises InfeasibleError where not one fits."""
+def batch_limit(
+    of: Served, load: RequestLoad, engine: EngineTraits, reserve: Reserve, *, prefills: bool = True
+) -> BatchLimit:
+    """Requests in flight on one replica, which computes their prompts where it `prefills`.
+
+    Raises InfeasibleError where not one fits.
+    """
     length = load.input_tokens + load.output_tokens
     question = CapacityQuestion(
         model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, context=length, reserve=reserve
@@ -126,8 +147,22 @@ def batch_limit(of: Served, load: RequestLoad, engine: EngineTraits, reserve: Re
     fit = device.cache / session_bytes_on_device(kept, of.cache, held, of.layout) * of.layout.attention_data
     asked = inf if load.concurrency is None else load.concurrency / of.layout.replicas
     bounds = {"concurrency": asked, "kv_cache": fit, "engine": float(engine.max_sequences * of.layout.attention_data)}
+    if prefills and not load.lockstep:
+        bounds["prompts"] = _prompt_bound(load, engine) * of.layout.attention_data * of.layout.pipeline
     binds = min(bounds, key=lambda name: bounds[name])
     return BatchLimit(sequences=max(bounds[binds], 1.0 if load.concurrency is None else 0.0), binds=binds)
+
+
+def _prompt_bound(load: RequestLoad, engine: EngineTraits) -> float:
+    """Most requests in flight, the others waiting: a step has room for so many tokens of prompts.
+
+    A request decodes while `steps` steps full of prompts go by, so they compute steps / prompt steps of the others,
+    and its own was in one with as many as fit.
+    """
+    prompt_steps = load.computed_tokens / engine.batch_tokens
+    if load.steps and not engine.mixes_prompts:
+        return inf  # prompts have steps of their own, for which those that decode wait
+    return load.steps / prompt_steps + max(1 / prompt_steps, 1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,15 +196,15 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     decode = step_work(
         of, sequences=part, tokens=verified, context=load.context, decoding=True, tile_tokens=engine.tile_tokens
     )
-    steps = (load.output_tokens - 1) / (1 + load.accepted_per_step)
+    steps = load.steps
     ended = np.maximum((part - 1) / max(steps, 1.0), LEAST)  # others by a step, in the mean: as many begin
     shared = ended / -np.expm1(-ended)  # prompts of a step that has any, where they begin by chance
     drafting = drafting_work(of, sequences=part, context=load.context, drafted=load.drafted_per_step)
     return RequestWork(
         decode=decode if drafting is None else decode.plus(drafting),
-        prompt=prompt_work(of, load.input_tokens, engine.batch_tokens),
-        prompt_steps=np.maximum(load.input_tokens / engine.batch_tokens, 1 / shared),
-        token_steps=load.input_tokens / engine.batch_tokens,
+        prompt=prompt_work(of, load, engine.batch_tokens),
+        prompt_steps=np.maximum(load.computed_tokens / engine.batch_tokens, 1 / shared),
+        token_steps=load.computed_tokens / engine.batch_tokens,
         eager_layers=float(engine.eager_prompts) * (of.model.num_layers + of.model.num_moe_layers),
         mixes=float(engine.mixes_prompts),
         sequences=batch,
@@ -180,22 +215,25 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         replicas=of.layout.replicas,
         groups=of.layout.attention_data,
         stages=of.layout.pipeline,
-        recomputed=preempted(load, limit, engine, of.layout.replicas) * load.context / load.input_tokens,
+        recomputed=recomputed(load, limit, engine, of.layout.replicas),
         rounds=load.rounds,
-        cohort=np.clip(engine.batch_tokens / load.input_tokens, 1.0, np.maximum(batch, 1.0)) if load.lockstep else 0.0,
+        cohort=np.clip(engine.batch_tokens / load.computed_tokens, 1.0, np.maximum(batch, 1.0))
+        if load.lockstep
+        else 0.0,
     )
 
 
-def preempted(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, replicas: int) -> float:
-    """Share of requests that lose their place in the cache before they end."""
+def recomputed(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, replicas: int) -> float:
+    """Prompts that are computed again for each request, as some lose their place in the cache before they end."""
     if limit.binds != "kv_cache" or engine.reserves_answers:
         return 0.0
     waiting = 1.0 if load.concurrency is None else 1 - float(limit.sequences) * replicas / load.concurrency
-    return min(load.output_tokens / (load.input_tokens + load.output_tokens), waiting)
+    share = min(load.output_tokens / (load.input_tokens + load.output_tokens), waiting)
+    return share * load.context / load.input_tokens
 
 
 OF_ONE_PROMPT = (
-    "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "sequences",
+    "cache_bytes", "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "sequences",
 )  # fmt: skip
 """Work of a prompt's own tokens. Weights, collectives and layers are those of a step, which prompts share."""
 
@@ -204,13 +242,15 @@ LEAST = 1e-9
 """Requests by a step of an empty server."""
 
 
-def prompt_work(of: Served, input_tokens: int, batch_tokens: int) -> StepWork:
+def prompt_work(of: Served, load: RequestLoad, batch_tokens: int) -> StepWork:
     """Work of one prompt, which shares its steps with as many others as these have room for.
 
-    What grows with tokens is one prompt's; weights, collectives and layers are those of a whole step.
+    Its tokens attend to each other and to the prefix that the cache holds, which is read once. What grows with tokens
+    is one prompt's; weights, collectives and layers are those of a whole step.
     """
-    count = max(1.0, batch_tokens / input_tokens)
-    step = step_work(of, sequences=count, tokens=input_tokens, context=input_tokens / 2, decoding=False)
+    tokens, held = load.computed_tokens, load.input_tokens - load.computed_tokens
+    count = max(1.0, batch_tokens / tokens)
+    step = step_work(of, sequences=count, tokens=tokens, context=held + tokens / 2, decoding=False, prefix=held)
     return replace(step, **{name: getattr(step, name) / count for name in OF_ONE_PROMPT})
 
 
@@ -246,8 +286,9 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
     cohorts_s = cohort_s(work, rates, together)
-    own_s = np.where(in_step, cohorts_s, prefill_steps_s(work, rates, 1.0))
-    others_s = np.where(in_step, cohorts_s, prompt.total)
+    idle = np.maximum(work.groups / shared, 1.0)  # groups for each that has a prompt to compute
+    own_s = np.where(in_step, cohorts_s, idle * prefill_steps_s(work, rates, 1.0))
+    others_s = np.where(in_step, cohorts_s, idle * prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
     others = np.maximum(shared / together / work.stages - 1, 0.0)
     request_s = outside + decode_s + own_s + others * others_s + again_s
@@ -261,13 +302,14 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     first_s = np.maximum(first_s + (shared - 1) / 2 * work.input_tokens * rates.token_s, 0.0)
     begun_s = np.where(in_step | (work.rounds == 0), 0.0, first_s / np.maximum(work.rounds, 1.0))
     found_at_work = np.where(in_step & (shared <= together), 0.0, 0.5)  # of a step that the prompt waits for
+    first_token_s = outside + one_s + found_at_work * step.total + begun_s
     return Steady(
         step=step,
         prompt=prompt,
         in_flight=work.replicas * batch,
         request_s=request_s,
         itl_s=itl_s,
-        ttft_s=outside + one_s + found_at_work * step.total + begun_s + (work.waiting - 1) * request_s,
+        ttft_s=np.where(several, first_token_s, request_s) + (work.waiting - 1) * request_s,
         batch_s=request_s,
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,

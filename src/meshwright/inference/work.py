@@ -80,12 +80,14 @@ class Served:
 
 
 def step_work(
-    of: Served, *, sequences: Array, tokens: float, context: float, decoding: bool, tile_tokens: int = 1
-) -> StepWork:
+    of: Served, *, sequences: Array, tokens: float, context: float, decoding: bool, tile_tokens: int = 1,
+    prefix: float = 0.0,
+) -> StepWork:  # fmt: skip
     """Work of a step.
 
     sequences: of one replica; an array gives a table. tokens: new tokens of each (1 when decoding). context: mean keys
-    that a token attends to. tile_tokens: fewest tokens of a GEMM that the engine computes as one.
+    that a token attends to. tile_tokens: fewest tokens of a GEMM that the engine computes as one. prefix: keys of a
+    prompt that the cache holds already.
     """
     model, layout = served(of.model), of.layout
     held = _weights(of.model, of.weights)
@@ -93,7 +95,7 @@ def step_work(
     collective_s, num_collectives = _communication(of, per_group)
     return StepWork(
         weight_bytes=_weights_read(held, model, layout, sequences * tokens),
-        cache_bytes=_cache_read(of, sequences / layout.attention_data, context, decoding=decoding),
+        cache_bytes=_cache_read(of, sequences / layout.attention_data, context if decoding else prefix),
         gemm_flops=2 * _dense_parameters(of, model) * per_group,
         grouped_flops=2 * _expert_parameters(model) / layout.group_size * sequences * tokens,
         attention_flops=per_group * (
@@ -220,10 +222,8 @@ def _index_flops(model: Model, context: float) -> float:
     return 2 * model.num_layers * indexer.num_heads * indexer.head_dim * context if indexer else 0.0
 
 
-def _cache_read(of: Served, sequences: Array, context: float, *, decoding: bool) -> Array:
+def _cache_read(of: Served, sequences: Array, context: float) -> Array:
     """Bytes of the cache that a device reads; a prompt's own keys come from registers and cache lines."""
-    if not decoding:
-        return 0.0
     indexer = of.model.attention.indexer
     index_values = indexer.head_dim if indexer else 0  # of every key; the rest of the selected ones
     attended = _mean_keys(of.model, context) * (cached_values(of.model) - index_values)

@@ -57,6 +57,7 @@ SERVERS = {
         made("llama3.1-405b", "h100-8x2", tensor=8, pipeline=2),
         RequestLoad(input_tokens=9, output_tokens=300),
     ),
+    "cached prefixes": (made(), replace(LONG, prefix_hit_rate=0.8)),
     "drafted": (made(), replace(LOAD, drafted_per_step=3, accepted_per_step=1.7)),
 }
 
@@ -149,7 +150,8 @@ def test_the_tokens_of_a_step_bound_the_prompts_beside_decode_steps():
     """Two tokens an answer: eight prompts fill a step, so few requests decode in it, however many have a place."""
     asked, load = made("llama3.1-8b", "h100-1x1", "bf16", tensor=1), RequestLoad(input_tokens=3000, output_tokens=2)
     most = capacity_per_s(asked, load)
-    assert most < estimate_load(asked, load).requests_per_s
+    full = estimate_load(asked, load)
+    assert (full.limit.binds, full.requests_per_s) == ("prompts", pytest.approx(most, rel=0.03))
     end_s = np.sort(serve_all(asked, load, np.zeros(4000), 1)[1])
     assert 2000 / (end_s[3500] - end_s[1500]) == pytest.approx(most, rel=0.03)
 

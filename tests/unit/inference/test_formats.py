@@ -11,7 +11,7 @@ from meshwright.api.inference import ENGINES
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.inference.checkpoint import _table
-from meshwright.inference.formats import WEIGHT_FORMATS, check_runs, computed_in, weight_format
+from meshwright.inference.formats import WEIGHT_FORMATS, check_run, computed_in, weight_format
 from meshwright.inference.memory import parameters, weight_bytes
 
 H100 = catalog.accelerator("h100")
@@ -68,7 +68,7 @@ def test_gemms_run_in_the_format_of_the_activations():
 def test_what_an_engine_does_not_run_is_refused(meshwright, precision, engine, device, hint):
     place = catalog.accelerator(device)
     with pytest.raises(InputError) as caught:
-        check_runs(weight_format(precision, place), engine, place)
+        check_run(weight_format(precision, place), engine, place)
     assert hint in str(caught.value.hint)
     asked = ("--model", "llama3.1-8b", "--cluster", f"{device}-1x1", "--precision", precision, "--engine", engine)
     for command in ("estimate", "plan"):
@@ -80,8 +80,8 @@ def test_what_an_engine_does_not_run_is_refused(meshwright, precision, engine, d
 
 def test_all_engines_run_formats_that_name_none():
     for engine in ENGINES:
-        check_runs(weight_format("fp8", H100), engine, H100)
-    check_runs(weight_format("int4-g32", H100), "generic", H100)  # as vllm
+        check_run(weight_format("fp8", H100), engine, H100)
+    check_run(weight_format("int4-g32", H100), "generic", H100)  # as vllm
 
 
 def test_a_quantised_repository_is_estimated_in_its_own_format(meshwright):

@@ -21,7 +21,7 @@ from meshwright.inference.points import engines
 from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, token_price
 from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
 from meshwright.inference.server import server, transfer_s
-from meshwright.inference.serving import BatchLimit, RequestLoad, isolated_prefill_s, request_work
+from meshwright.inference.serving import BatchLimit, RequestLoad, isolated_prefill_s, prompt_work, request_work
 from meshwright.inference.work import Served, experts_chosen, step_work
 
 LOAD = RequestLoad(input_tokens=1024, output_tokens=256)
@@ -75,6 +75,38 @@ def test_latents_are_read_once_for_all_heads():
     assert work.attention_flops == 1000 * 61 * 2 * 16 * (2 * 512 + 64)
 
 
+def test_a_cached_prefix_saves_the_work_of_a_prompt_of_its_length():
+    of, whole = served("deepseek-v3", "b200-8x1", "fp4", tensor=8), RequestLoad(input_tokens=20_000, output_tokens=100)
+    cached = replace(whole, prefix_hit_rate=0.75)
+    assert (cached.computed_tokens, replace(whole, input_tokens=2, prefix_hit_rate=0.9).computed_tokens) == (5000, 1)
+    all_of_it, prefix, rest = (
+        prompt_work(of, load, 1) for load in (whole, replace(whole, input_tokens=15_000), cached)
+    )  # fmt: skip
+    for name in ("gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes"):
+        assert getattr(rest, name) == pytest.approx(getattr(all_of_it, name) - getattr(prefix, name))
+    assert rest.cache_bytes == 15_000 * 35_136
+    assert all_of_it.cache_bytes == 0
+
+
+def test_prefix_caching_shortens_prompts_and_not_decode_steps(vllm, meshwright):
+    less, more = (
+        estimate_load(vllm, replace(LOAD, input_tokens=16_000, concurrency=1, prefix_hit_rate=h)) for h in (0.0, 0.9)
+    )
+    assert more.ttft.value < 0.2 * less.ttft.value
+    assert more.step_components_s == less.step_components_s
+    assert more.as_json()["cached_tokens"] == pytest.approx(14_400)
+    for share in (1.0, -0.1):
+        with pytest.raises(InputError, match="prefix_hit_rate is no share"):
+            replace(LOAD, prefix_hit_rate=share)
+    asked = ("--model", "llama3.1-70b", "--cluster", "h100-8x1", "--precision", "fp8", "--input-tokens", 8192)
+    found = [
+        meshwright("inference", "plan", *asked, "--output-tokens", 256, "--itl", 50, *more, "--json").json
+        for more in ((), ("--prefix-hit-rate", 0.5))
+    ]  # fmt: skip
+    assert found[1]["best"]["output_tokens_per_s"] > 1.3 * found[0]["best"]["output_tokens_per_s"]
+    assert "cached prefixes" in " ".join(found[1]["notes"])
+
+
 # --- the steady state ---
 
 
@@ -84,6 +116,32 @@ def test_rates_follow_from_times(vllm):
     assert found.total_tokens_per_s.value == pytest.approx(out * (1024 + 256) / 256)
     step_s = sum(found.step_components_s.values())
     assert found.ttft.value - step_s / 2 + found.itl.value * 255 == pytest.approx(request_s)  # it begins within a step
+
+
+@pytest.mark.parametrize(("tokens", "engine"), [((32_000, 32), "vllm"), ((1024, 1), "vllm"), ((1024, 1), "sglang")])
+def test_requests_beyond_the_prompts_that_fill_every_step_wait_for_their_first_token(tokens, engine):
+    asked, load = server(served(), engines()[engine]), RequestLoad(input_tokens=tokens[0], output_tokens=tokens[1])
+    most = estimate_load(asked, load)
+    assert most.limit.binds == "prompts"
+    for times in (1, 2, 4):
+        found = estimate_load(asked, replace(load, concurrency=times * most.in_flight))
+        assert found.requests_per_s == pytest.approx(most.requests_per_s)
+        assert found.itl.value == pytest.approx(most.itl.value)
+        e2e_s = found.ttft.value + found.itl.value * (tokens[1] - 1)
+        assert e2e_s * found.requests_per_s == pytest.approx(times * most.in_flight, rel=0.02)  # Little's law
+
+
+def test_the_search_counts_the_wait_for_other_prompts():
+    """32,000 tokens in and 32 out: 193 requests in flight would be within 2 s if prompts did not wait for prompts."""
+    of = served(cluster="h100-8x1", tensor=8)
+    question = ServingQuestion(
+        model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, engine=engines()["vllm"],
+        load=RequestLoad(input_tokens=32_000, output_tokens=32), bounds=LatencyLimits(ttft_s=2.0),
+        reserve=shipped_reserve(),
+    )  # fmt: skip
+    best = search_layouts(question).best
+    assert best.ttft_s + 31 * best.itl_s == pytest.approx(best.concurrency / best.requests_per_s, rel=0.02)
+    assert best.concurrency < 12
 
 
 def test_more_requests_in_flight_mean_more_tokens_and_longer_gaps(vllm):

@@ -64,6 +64,7 @@ def cautions(sides: Sequence[Side], pairs: Sequence[MeanRatio]) -> list[str]:
             found.append(f"{mean.metric}: only one side has these, and they are in no mean: {shown}")
     for side in sides:
         found += [f"{side.name}: not read: {reason}" for reason in side.unreadable]
+        found += [f"{side.name}: {text}" for text in side.cautions]
         several = {
             v.conditions.get("accelerator", "") for v in side.values if ", " in v.conditions.get("accelerator", "")
         }

@@ -96,7 +96,7 @@ def folder_side(folder: Path, *, name: str) -> Side:
         breakdowns = {}  # several profiles of one workload
     return Side(
         name=name, kind=_listed([s.kind for s in sides]), values=values, facts=facts, breakdowns=breakdowns,
-        unreadable=tuple(unreadable),
+        unreadable=tuple(unreadable), cautions=tuple(text for s in sides for text in s.cautions),
     )  # fmt: skip
 
 

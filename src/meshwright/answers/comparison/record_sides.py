@@ -304,8 +304,21 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
             medians = [latency.median for p in points if (latency := getattr(p, key)) is not None]
             if medians:
                 values.append(where.middle(metric, medians, sampled="repeat"))
-    kept = tuple(v for v in values if v.value > 0)
-    return Side(name=name, kind="serving", values=kept, facts=_sidecar_facts(side, found.folder / serving.CSV_NAME))
+    return Side(
+        name=name, kind="serving", values=tuple(v for v in values if v.value > 0),
+        facts=_sidecar_facts(side, found.folder / serving.CSV_NAME), cautions=tuple(_lost(found.points)),
+    )  # fmt: skip
+
+
+def _lost(points: Sequence[serving.ServingPoint]) -> Iterator[str]:
+    """Requests that failed, which made room for the others, and loads without a usable repeat."""
+    for load in dict.fromkeys(p.load.name for p in points):
+        repeats = [p for p in points if p.load.name == load]
+        if failed := sum(sum(p.errors.values()) for p in repeats):
+            asked = sum(p.num_requests for p in repeats)
+            yield f"{load}: {failed} of {asked} requests failed, which made room for the others"
+        if not any(p.is_usable for p in repeats):
+            yield f"{load} is not compared: {repeats[0].refusal or 'no request succeeded'}"
 
 
 def _offline_side(path: Path, *, name: str) -> Side:

@@ -93,6 +93,7 @@ class Side:
     breakdowns: Mapping[str, Breakdown] = field(default_factory=dict)
     not_split: str = ""  # reason that a training has no breakdown
     unreadable: tuple[str, ...] = ()  # records of a folder that could not be read
+    cautions: tuple[str, ...] = ()
 
     def conditions(self, name: str) -> tuple[str, ...]:
         """The different values of one condition, in order."""

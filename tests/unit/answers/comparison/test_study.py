@@ -187,6 +187,20 @@ def test_serving_pairs_loads_and_keeps_definitions_apart(tmp_path):
     assert any("fewer than 5 repeats" in text for text in found.cautions)
 
 
+def test_failed_requests_of_a_serving_side_are_said(tmp_path):
+    for name, ok in (("all", 10), ("some", 7), ("none", 0)):
+        write_serving(tmp_path / name, ok=ok)
+    write_serving(tmp_path / "many" / "one")
+    write_serving(tmp_path / "many" / "two", ok=7)
+    for name, number in (("some", "9 of 30"), ("many", "9 of 30")):
+        found = compare_items([str(tmp_path / "all"), str(tmp_path / name)])
+        lost = [text for text in found.cautions if "requests failed" in text]
+        assert len(lost) == 2
+        assert all(number in text and name in text for text in lost)
+    with pytest.raises(InputError, match="no workload and metric in common"):
+        compare_items([str(tmp_path / "all"), str(tmp_path / "none")])
+
+
 def test_repeated_records_of_a_folder_become_samples(tmp_path, folders):
     for i, speed in enumerate((0.9, 1.0, 1.1, 1.2), start=1):
         write_training(tmp_path / "many" / f"run-{i}", speed=speed)
