@@ -99,13 +99,12 @@ _TARGETS = {
 LORA_TARGETS = {name: ours for ours, names in _TARGETS.items() for name in names.split()}
 """Matrix in PEFT, Llama's code or Megatron -> word of `lora.targets`."""
 
-REPLICAS = (
+_REASON = (
     "no engine trains on without a lost replica: after a fault all processes restart from the newest checkpoint "
     "(`meshwright train --max-restarts N`, and `train.checkpoint`)"
 )
-UNSUPPORTED = dict.fromkeys(
-    ("torchft", "fault_tolerance", "ft", "elastic", "min_replicas", "min_replica_size"), REPLICAS
-)
+_NAMES_OF_IT = ["torchft", "fault_tolerance", "ft", "elastic", "min_replicas", "min_replica_size"]
+UNSUPPORTED = dict.fromkeys(_NAMES_OF_IT, _REASON)
 """Keys of other tools that have no counterpart, with the reason."""
 
 

@@ -19,7 +19,7 @@ from meshwright.training.data import tokenization
 from meshwright.training.data.source import DocumentSource, open_source
 from meshwright.training.data.store import TokenStore
 from meshwright.training.data.tokenization import COUNTS, tokenise
-from meshwright.training.data.tokenizer import ByteTokenizer
+from meshwright.training.data.tokenizer import Aligned, ByteTokenizer
 
 
 class Interrupted(ByteTokenizer):
@@ -29,11 +29,11 @@ class Interrupted(ByteTokenizer):
         super().__init__()
         self.left, self.error, self.characters = after, error, 0
 
-    def encode(self, texts: Sequence[str]) -> Sequence[np.ndarray]:
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         self._count(sum(map(len, texts)))
         return super().encode(texts)
 
-    def align(self, text: str) -> tuple[np.ndarray, np.ndarray]:
+    def align(self, text: str) -> Aligned:
         self._count(len(text))
         return super().align(text)
 
