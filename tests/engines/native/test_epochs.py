@@ -13,8 +13,11 @@ from tests.tiny_runs import TEXT, tiny_run
 import meshwright as mw
 from meshwright import runfile
 from meshwright.engines.epochs import with_counted_epochs
+from meshwright.engines.native.contract import check, lower
 from meshwright.engines.refusals import endless
 from meshwright.errors import InputError, RunFileError
+from meshwright.specs.plan import Plan
+from meshwright.specs.run import with_plan
 from meshwright.training.data import open_data
 from meshwright.training.optimizer import learning_rate
 
@@ -30,7 +33,10 @@ def overrides(source: Path, *more: str) -> tuple[str, ...]:
 def test_epochs_become_the_tokens_that_are_read(epochs, tmp_path):
     (tmp_path / "text.txt").write_text("some text to learn " * 100)
     run = tiny_run(*overrides(tmp_path / "text.txt", SHARE, f"train.epochs={epochs}"))
-    assert [problem.key for problem in endless(run)] == ["train.epochs"]
+    assert check(run) == ()
+    assert [problem.key for problem in endless(run)] == ["train.epochs"]  # of other engines
+    pinned = with_plan(run, Plan(micro_batch=8))
+    assert lower(pinned, folder=tmp_path / "out").files.keys() == {"run.yaml"}
     counted, note = with_counted_epochs(run)
     num_samples = open_data(run).train.num_samples
     steps = math.ceil(epochs * num_samples / run.global_batch)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, pinned_plan, refuse
 from meshwright.engines.native.check import check
 from meshwright.engines.trainers.run_content import import_trainer as import_run
-from meshwright.errors import InputError
 from meshwright.records.training import Record, read_record
 from meshwright.specs.run import Run
 
@@ -27,8 +26,6 @@ def lower(run: Run, *, folder: Path) -> Launch:
     from meshwright.runfile import pinned_text
 
     refuse("native", check(run))
-    if run.num_steps is None:  # `check` has refused it
-        raise InputError("the run says neither steps nor tokens")
     plan = pinned_plan(run)
     return Launch(
         argv=("python", "-m", "meshwright", "train", str(folder / RUN_FILE), "--out", str(folder)),
