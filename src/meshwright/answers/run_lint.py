@@ -17,6 +17,9 @@ from meshwright.specs.run import Run
 LEVELS = ("error", "warning", "advice")
 """Weights of findings; after an error the run cannot start so."""
 
+LEAST_GAIN = 0.01
+"""Share of the step from which a plan is advised: estimates of two plans do not tell less apart."""
+
 
 def review(found: RunImport) -> list[tuple[str, str]]:
     """Return what a reviewer says of an imported run: sentences behind their level, errors first."""
@@ -43,6 +46,6 @@ def _of_plan(run: Run) -> Iterator[tuple[str, str]]:
     if answer.obstacle:
         yield "error", answer.obstacle
         yield "advice", f"`plan` takes {best}, with a step of {answer.other.step.step.value:,.2f} s"
-    elif answer.difference and answer.difference.step_ms.delta < 0:
+    elif answer.difference and answer.difference.step_ms.delta < -LEAST_GAIN * answer.difference.step_ms.winner:
         changes = ", ".join(map(str, answer.difference.changes))
         yield "advice", f"`plan` takes {best} ({changes}): {answer.summary()}"

@@ -15,6 +15,7 @@ from meshwright.api.question import (
     Flag,
     Folders,
     NamedCounts,
+    Number,
     OneOf,
     PathOrText,
     PlainText,
@@ -87,7 +88,7 @@ ARRIVALS = PlainText(
     unset="poisson",
     metavar="NAME",
 )
-HIT_RATE = Amount("Share of the tokens of prompts that the prefix cache holds.", unset="0", metavar="SHARE", high=1)
+HIT_RATE = Number("Share of the tokens of prompts that the prefix cache holds, below 1.", unset="0", metavar="SHARE")
 SEED = Count("Seed of the arrivals.", low=0)
 PERCENTILE = Amount(
     "The bounds hold for this percentile of the requests under --rate, such as 99.", unset="the mean", metavar="P",
