@@ -55,7 +55,7 @@ def to_hf(
     step: StepChoice,
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
-    dequantised: bool,
+    dequantised: bool = False,
 ) -> Document:
     """Write a checkpoint as Hugging Face weights to the folder `weights`."""
     if run is not None and exporting.has_own_checkpoints(run.engine):

@@ -286,9 +286,8 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
     cohorts_s = cohort_s(work, rates, together)
-    idle = np.maximum(work.groups / shared, 1.0)  # groups for each that has a prompt to compute
-    own_s = np.where(in_step, cohorts_s, idle * prefill_steps_s(work, rates, 1.0))
-    others_s = np.where(in_step, cohorts_s, idle * prompt.total)
+    own_s = np.where(in_step, cohorts_s, prefill_steps_s(work, rates, 1.0))
+    others_s = np.where(in_step, cohorts_s, prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
     others = np.maximum(shared / together / work.stages - 1, 0.0)
     request_s = outside + decode_s + own_s + others * others_s + again_s

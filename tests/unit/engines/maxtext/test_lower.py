@@ -14,9 +14,10 @@ from ruamel.yaml import YAML
 
 from meshwright import runfile
 from meshwright.engines.maxtext import contract
+from meshwright.engines.maxtext.check import SCHEDULES
 from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import leaf_array, leaf_tensors, names
 from meshwright.engines.maxtext.lower import fraction_for, schedule_keys
-from meshwright.specs.run import LearningRateSchedule, Optimizer
+from meshwright.specs.run import Optimizer
 
 TOY = """
 model: {name: toy, hidden: 64, num_layers: 8, vocab: 512, ffn_hidden: 128, attention: {num_heads: 4, num_kv_heads: 2}}
@@ -402,7 +403,7 @@ def maxtext_rate(given: dict[str, Any], *, count: int, num_steps: int, peak: flo
     return peak * (1 - (1 - final) * (count - (whole - falls)) / (falls - 1))
 
 
-@pytest.mark.parametrize("schedule", LearningRateSchedule)
+@pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize(("warm", "num_steps"), [(0, 10), (3, 10), (4, 20), (7, 1000), (2000, 12345)])
 def test_rates_are_those_of_the_native_engine(schedule, warm, num_steps):
     pytest.importorskip("torch")
