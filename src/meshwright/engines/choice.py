@@ -22,7 +22,7 @@ CANDIDATES = 50, 5000
 TRAINING_KEYS = ("data", "train", "parallel", "weights")
 """Keys that do not matter to the choice of a plan, but for `STEP_KEYS`."""
 
-STEP_KEYS = ("train.compile",)
+STEP_KEYS = ("data.sequence_length", "train.compile")
 """Those of them that change the step."""
 
 
