@@ -27,8 +27,8 @@ Where the cache binds an engine that does not reserve answers, it admits prompts
 requests as the others grow: all that are admitted begin with i tokens, and those that end have i + o, so o / (i + o)
 of them are preempted, and their i + o/2 tokens are computed again.
 
-Where a step decodes beside prompts, a request decodes while o - 1 steps full of prompts compute those of others: B is
-at most so many, and further requests wait for their prompts. With answers of one token TTFT is the time of a request.
+Steps that decode and compute prompts bound B by their tokens: while a request decodes, o - 1 steps compute the prompts
+of other requests. Further requests wait for their prompts. With answers of one token, TTFT is the time of a request.
 
 B is the concurrency per replica, at most the sequences that the engine runs at once and those that the KV cache holds:
 tokens / (i + o) where an engine never evicts (TensorRT-LLM), tokens / (i + o/2) where it pages and preempts.
