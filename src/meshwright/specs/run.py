@@ -130,7 +130,7 @@ class Optimizer:
     newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5
     adjust_learning_rate: LearningRateAdjustment = LearningRateAdjustment.MATCH_RMS_ADAMW
     adamw_learning_rate: Positive | None = None  # peak for embedding, head and vectors; None: `learning_rate`
-    rate_factors: Mapping[RateGroup, Positive] = field(default_factory=dict)  # of groups, over the learning rate
+    rate_factors: Mapping[RateGroup, Positive] = field(default_factory=dict, hash=False)  # over the learning rate
     average_decay: BelowOne = 0.0  # of the exponential moving average of the weights (EMA); 0: none is kept
 
 

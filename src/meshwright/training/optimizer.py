@@ -66,7 +66,7 @@ def learning_rate(settings: Settings, *, step: int, num_steps: int) -> float:
         start = max(start, num_steps - falling)
     elapsed = min(1.0, max(0.0, (taken - start) / max(1, num_steps - start)))
     if settings.schedule is LearningRateSchedule.COSINE_WITH_RESTARTS:
-        elapsed = settings.cycles * elapsed % 1.0 if elapsed < 1 else 1.0
+        elapsed, shape = settings.cycles * elapsed % 1.0 if elapsed < 1 else 1.0, DecayShape.COSINE
     is_polynomial = settings.schedule is LearningRateSchedule.POLYNOMIAL
     fallen = 1 - (1 - elapsed) ** settings.power if is_polynomial else FALLEN[shape](elapsed)
     return peak * (1 - (1 - settings.final_ratio) * fallen)
@@ -76,7 +76,6 @@ FALLEN: Mapping[str, Callable[[float], float]] = {
     LearningRateSchedule.CONSTANT: lambda x: 0.0,
     DecayShape.LINEAR: lambda x: x,
     DecayShape.COSINE: lambda x: 0.5 * (1 - math.cos(math.pi * x)),
-    LearningRateSchedule.COSINE_WITH_RESTARTS: lambda x: 0.5 * (1 - math.cos(math.pi * x)),
     DecayShape.SQRT: math.sqrt,
     DecayShape.EXPONENTIAL: lambda x: 2 - 2 ** (1 - x),
 }
