@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from conditions import conditions
 from engines_parity import NATIVE, SHIMS, parser_of, place_of, publish, versions
 
 from meshwright import runfile
@@ -128,7 +128,7 @@ def main() -> None:
         cases[label] = measured(outs)
     result = {
         "command": f"python benchmarks/engines_gap.py --engines {','.join(engines)} --cases {given.cases}",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        **conditions(),
         "steps": given.steps,
         "engines": versions(engines),
         "cases": cases,

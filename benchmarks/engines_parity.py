@@ -17,7 +17,6 @@ import argparse
 import importlib
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from conditions import conditions
 
 from meshwright import runfile
 from meshwright.catalog.lookup import engine_names
@@ -278,7 +278,7 @@ def main() -> None:
             print(f"{case.model}, {case.label}, {engine}: {shown}", file=sys.stderr, flush=True)
     result = {
         "command": "python benchmarks/engines_parity.py",
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}",
+        **conditions(),
         "steps": given.steps,
         "engines": versions(engines),
         "outcomes": [asdict(one) for one in outcomes],

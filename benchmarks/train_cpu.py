@@ -1,13 +1,13 @@
 """Comparison of training speed on a CPU: Meshwright, a plain loop, Hugging Face Trainer, litgpt.
 
-    python benchmarks/train_cpu.py [--quick] [--threads 1] [--compile] [--record FILE [--page FILE]]
-                                   [--python litgpt=PATH]
+    python benchmarks/train_cpu.py [--quick] [--threads 1] [--record FILE [--page FILE]] [--python litgpt=PATH]
 
-All have the same weight initialization, tokens, micro-batches, optimizer and number of threads; bf16 means fp32
-master weights everywhere. Each contender is a process of its own, and rounds are interleaved (A B C D, A B C D, ...),
-so that a busy moment of the machine affects all equally. Threads wait as each library does by default; with
-OMP_WAIT_POLICY=PASSIVE they sleep, so that processor time is only work. Two measures, both from the second step to the
-last:
+All have the same weight initialization, tokens, micro-batches, optimizer and number of threads; bf16 means fp32 master
+weights everywhere. Each contender is a process of its own, and rounds are interleaved (A B C D, A B C D, ...), so that
+a busy moment of the machine affects all equally. `compiled` is under torch.compile, as a user of each switches it on;
+its first step is the first of a process, with whatever the process finds in its caches. Threads wait as each library
+does by default; with OMP_WAIT_POLICY=PASSIVE they sleep, so that processor time is only work. Two measures, both from
+the second step to the last:
 
     tokens/s        from the times in the contender's steps.jsonl (median interval of a round)
     tokens/cpu-s    from the processor time of the operating system, which other load hardly changes
@@ -16,7 +16,7 @@ Start-up is from the start of the process to the end of its first step, peak mem
 set. Meshwright measures a machine before its first training and keeps that for the later ones: its first round pays
 for it, so medians are of a machine that has trained before and the highest start-up is that of a new one.
 
-Losses must agree within a tolerance at every step; else the exit status is 1. All cases take about half an hour on two
+Losses must agree within a tolerance at every step; else the exit status is 1. All cases take about an hour on two
 idle cores, --quick a minute.
 """
 
@@ -30,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,18 +38,24 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-CONTENDERS = {
+PROGRAMS = {
     "meshwright": None,  # its own command
     "plain loop": "plain_loop.py",
     "Hugging Face Trainer": "huggingface_trainer.py",
     "litgpt": "litgpt_loop.py",
 }
-GOALS = {"plain loop": 1.0, "Hugging Face Trainer": 1.2, "litgpt": 1.2}
-PACKAGES = {"Hugging Face Trainer": ("transformers", "accelerate", "torch"), "litgpt": ("litgpt", "lightning", "torch")}
+COMPILED = ", compiled"
+RUN_FILES = {"run.yaml": False, "compiled.yaml": True}  # file of Meshwright: whether layers are compiled
+CONTENDERS = [*PROGRAMS, *(f"{name}{COMPILED}" for name in PROGRAMS if name != "litgpt")]
+ONLY_DENSE = ("plain loop", "litgpt")
+PACKAGES = {
+    "Hugging Face Trainer": ("transformers", "accelerate", "peft", "torch"),
+    "litgpt": ("litgpt", "lightning", "torch"),
+}
 TOLERANCE = {"fp32": 2e-4, "bf16": 2e-2}  # of a loss, relative; bf16 rounds in other places in each of them
 LEARNING_RATE, BETAS, EPSILON, CLIP = 1e-3, (0.9, 0.95), 1e-8, 1.0
 POLL_S = 0.02
-SAME_CONDITIONS = ("device", "software", "contenders", "git_commit", "compiled", "waiting", "shapes")
+SAME_CONDITIONS = ("device", "software", "contenders", "git_commit", "waiting", "shapes")
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 LIMIT_S = 600
 
@@ -69,6 +75,14 @@ class Shape:
     micro: int
     norm_epsilon: float = 1e-5
     rope_theta: float = 10_000.0
+    num_experts: int = 0  # 0: a dense model; else `ffn_hidden` is the width of one
+    top_k: int = 0
+    rank: int = 0  # of adapters on the attention's matrices; 0: all weights are trained
+
+    @property
+    def is_plain(self) -> bool:
+        """All weights of a dense model are trained."""
+        return not self.num_experts and not self.rank
 
     @property
     def tokens(self) -> int:
@@ -86,7 +100,11 @@ SHAPES = {
         length=512, sequences=4, micro=2,
     ),
 }  # fmt: skip
-STEPS = {"tiny": 9, "small": 4}
+SHAPES |= {
+    "tiny-lora": replace(SHAPES["tiny"], rank=16),
+    "tiny-mixture": replace(SHAPES["tiny"], ffn_hidden=256, num_experts=8, top_k=2),
+}
+STEPS = {"tiny": 9, "small": 4, "tiny-lora": 9, "tiny-mixture": 9}
 ROUNDS = 5
 
 
@@ -124,6 +142,9 @@ def run_file(shape: Shape, *, precision: str, folder: Path, steps: int, compiled
         "norm_epsilon": shape.norm_epsilon, "rope": {"theta": shape.rope_theta},
         "attention": {"num_heads": shape.num_heads, "num_kv_heads": shape.num_kv_heads},
     }  # fmt: skip
+    if shape.num_experts:
+        experts = {"num_experts": shape.num_experts, "top_k": shape.top_k, "ffn_hidden": shape.ffn_hidden}
+        model |= {"family": "MixtralForCausalLM", "experts": experts}
     optimizer = {
         "learning_rate": LEARNING_RATE, "betas": list(BETAS), "epsilon": EPSILON, "weight_decay": 0.0,
         "gradient_clip": CLIP, "schedule": "constant",
@@ -136,16 +157,19 @@ def run_file(shape: Shape, *, precision: str, folder: Path, steps: int, compiled
         "optimizer": optimizer,
         "precision": precision,
         "cluster": "here",
-        "train": {"steps": steps} | ({"compile": True} if compiled else {}),
+        "train": {"steps": steps, "compile": compiled},
     }
+    if shape.rank:
+        document |= {"task": "lora", "lora": {"rank": shape.rank, "alpha": 2 * shape.rank}}
     return json.dumps(document, indent=1)  # JSON is YAML
 
 
-def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: int, compiled: bool) -> None:
-    """Write weights, tokens, and the batches in the order of Meshwright's data loader."""
+def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: int) -> None:
+    """Write weights, adapters, tokens, and the batches in the order of Meshwright's data loader."""
     import torch
 
     from meshwright import runfile
+    from meshwright.training.conversion import export_initial_adapters
     from meshwright.training.data import Batches, open_data
     from meshwright.training.data.megatron import token_type, write_indexed
     from meshwright.training.models import build_model, init_weights
@@ -156,12 +180,15 @@ def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: 
     text = b"".join(path.read_bytes() for path in sorted(Path(os.__file__).parent.glob("*.py")))
     pairs = np.frombuffer(text[: len(text) // 2 * 2], dtype=np.uint16)
     write_indexed(folder / "tokens", [pairs % shape.vocab], dtype=token_type(shape.vocab))
-    document = run_file(shape, precision=precision, folder=folder, steps=steps, compiled=compiled)
-    (folder / "run.yaml").write_text(document)
+    for name, compiled in RUN_FILES.items():
+        document = run_file(shape, precision=precision, folder=folder, steps=steps, compiled=compiled)
+        (folder / name).write_text(document)
     run = runfile.load(folder / "run.yaml")
     model = build_model(run.model, device="cpu")
     init_weights(model, seed=0)
     save_weights(model, folder / "weights", dtype=torch.float32, max_positions=shape.length)
+    if shape.rank:
+        export_initial_adapters(run, folder / "adapter")
     reader = Batches(samples=open_data(run).train, global_batch=shape.sequences, seed=run.train.seed)
     batches = [reader.at(step) for step in range(steps)]
     np.savez(
@@ -172,7 +199,7 @@ def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: 
     sizes = asdict(shape)
     batch = {name: sizes.pop(name) for name in ("length", "sequences", "micro")}
     task = batch | {
-        "model": sizes, "precision": precision, "steps": steps, "threads": threads, "compile": compiled,
+        "model": sizes, "precision": precision, "steps": steps, "threads": threads,
         "learning_rate": LEARNING_RATE, "betas": BETAS, "epsilon": EPSILON, "clip": CLIP,
     }  # fmt: skip
     (folder / "task.json").write_text(json.dumps(task))
@@ -180,15 +207,22 @@ def prepare(shape: Shape, *, precision: str, folder: Path, steps: int, threads: 
 
 def command_of(contender: str, *, python: str, folder: Path, out: Path) -> list[str]:
     """Command of a contender."""
-    script = CONTENDERS[contender]
+    name, _, is_compiled = contender.partition(COMPILED[:2])
+    script = PROGRAMS[name]
     if script is None:
-        return [python, "-m", "meshwright", "train", str(folder / "run.yaml"), "--out", str(out)]
-    return [python, str(HERE / "contenders" / script), str(folder), str(out)]
+        run = next(file for file, compiled in RUN_FILES.items() if compiled == bool(is_compiled))
+        return [python, "-m", "meshwright", "train", str(folder / run), "--out", str(out)]
+    return [python, str(HERE / "contenders" / script), str(folder), str(out), *(["--compile"] if is_compiled else [])]
+
+
+def can_train(contender: str, shape: Shape) -> bool:
+    """False for contenders that have no adapters and no mixtures."""
+    return shape.is_plain or not contender.startswith(ONLY_DENSE)
 
 
 def missing(contender: str, *, python: str) -> str | None:
     """Text of the packages that a contender lacks."""
-    wanted = PACKAGES.get(contender, ())
+    wanted = PACKAGES.get(contender.removesuffix(COMPILED), ())
     code = "import sys\nfrom importlib.util import find_spec\nprint(*[n for n in sys.argv[1:] if find_spec(n) is None])"
     done = subprocess.run([python, "-c", code, *wanted], capture_output=True, text=True, check=True)
     return f"not installed: {', '.join(done.stdout.split())}" if done.stdout.strip() else None
@@ -343,15 +377,15 @@ def record_of(chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dic
 
     from meshwright.training import telemetry
 
+    ran = {name.removesuffix(COMPILED) for rows in cases.values() for name in rows}
     command = ["python", "benchmarks/train_cpu.py", *sys.argv[1:]]
     return {
         "device": telemetry.device_facts(torch.device("cpu"), accelerator=None) | {"threads": chosen.threads},
         "software": telemetry.software_facts(),
-        "contenders": {n: versions_of(n, python=pythons[n]) for n in PACKAGES if n not in not_run},
+        "contenders": {n: versions_of(n, python=pythons[n]) for n in PACKAGES if n in ran},
         "git_commit": telemetry.git_commit(HERE),
         "command": [f"{word.partition('=')[0]}=..." if "=" in word else word for word in command],
         "date": datetime.now(UTC).date().isoformat(),
-        "compiled": chosen.compile,
         "waiting": os.environ.get("OMP_WAIT_POLICY", "as PyTorch has it"),
         "shapes": {name: asdict(shape) | {"steps": STEPS[name]} for name, shape in SHAPES.items()},
         "not_run": not_run,
@@ -380,7 +414,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--case", action="append", choices=[c.name for c in CASES], help="default: all")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="default: %(default)s")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--compile", action="store_true", help="all under torch.compile")
+    parser.add_argument("--contender", action="append", choices=CONTENDERS[1:], help="default: all")
     parser.add_argument("--record", type=Path, help="write what was measured as JSON")
     parser.add_argument("--page", type=Path, help="put the record's tables into this page")
     parser.add_argument("--python", action="append", default=[], metavar="CONTENDER=PATH",
@@ -391,23 +425,23 @@ def options() -> argparse.Namespace:
 def main() -> None:
     chosen = options()
     pythons = dict.fromkeys(CONTENDERS, sys.executable) | dict(p.split("=", 1) for p in chosen.python)
+    contenders = [CONTENDERS[0], *(name for name in CONTENDERS[1:] if name in (chosen.contender or CONTENDERS))]
     names = ["tiny bf16"] if chosen.quick else chosen.case or [case.name for case in CASES]
-    not_run = {name: why for name in CONTENDERS if (why := missing(name, python=pythons[name]))}
+    not_run = {name: why for name in contenders if (why := missing(name, python=pythons[name]))}
     for name, why in not_run.items():
         print(f"{name}: not run, {why}", file=sys.stderr)
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as work:
         for case in (case for case in CASES if case.name in names):
             shape, steps, folder = (SHAPES[case.shape], STEPS[case.shape], Path(work) / case.name.replace(" ", "-"))
-            prepare(
-                shape, precision=case.precision, folder=folder, steps=steps, threads=chosen.threads,
-                compiled=chosen.compile,
-            )  # fmt: skip
-            rounds: dict[str, list[Measured]] = {name: [] for name in CONTENDERS if name not in not_run}
+            prepare(shape, precision=case.precision, folder=folder, steps=steps, threads=chosen.threads)
+            rounds: dict[str, list[Measured]] = {
+                name: [] for name in contenders if name not in not_run and can_train(name, shape)
+            }
             num_rounds = 1 if chosen.quick else chosen.rounds
             for i in range(num_rounds):
                 for name in rounds:
-                    out = folder / f"{name.split()[0]}-{i}"
+                    out = folder / f"{contenders.index(name)}-{i}"
                     command = command_of(name, python=pythons[name], folder=folder, out=out)
                     measured = measure(
                         command, shape=shape, out=out, steps=steps, threads=chosen.threads, cache=folder / "cache"

@@ -1,11 +1,15 @@
-"""transformers' LlamaForCausalLM under its Trainer, with everything but training turned off. Started by `train_cpu`."""
+"""A model of transformers and PEFT under its Trainer, with everything but training turned off.
+
+Started by `train_cpu`.
+"""
 
 from __future__ import annotations
 
 import torch
+from peft import PeftModel
 from task import Steps, Task, read_task
 from torch.utils.data import SequentialSampler
-from transformers import LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
+from transformers import AutoModelForCausalLM, Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import logging
 
 
@@ -73,8 +77,13 @@ def train(task: Task) -> None:
         remove_unused_columns=False,
         dataloader_num_workers=0,
     )
-    model = LlamaForCausalLM.from_pretrained(task.weights, dtype=torch.float32, attn_implementation="sdpa")
+    # Trained weights are fp32 under autocast; frozen ones have the format that they compute in, as recipes load them.
+    is_frozen = task.adapter.exists()
+    dtype = torch.bfloat16 if is_frozen and task.precision == "bf16" else torch.float32
+    model = AutoModelForCausalLM.from_pretrained(task.weights, dtype=dtype, attn_implementation="sdpa")
     model.config.use_cache = False
+    if is_frozen:
+        model = PeftModel.from_pretrained(model, task.adapter, is_trainable=True)
     line = Line(task)
     trainer = Sequential(model=model, args=arguments, train_dataset=Sequences(task), callbacks=[line])
     line.trainer = trainer

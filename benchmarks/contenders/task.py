@@ -2,6 +2,7 @@
 
 The folder of a task:  task.json     shapes, batch, precision, steps
                        weights/      initial weights in the format of Hugging Face
+                       adapter/      initial adapters in the format of PEFT, if only they are trained
                        batches.npz   tokens and labels of every step, int64 [steps, sequences, tokens]
 """
 
@@ -42,6 +43,10 @@ class Task:
         return self.folder / "weights"
 
     @property
+    def adapter(self) -> Path:
+        return self.folder / "adapter"
+
+    @property
     def num_micro_batches(self) -> int:
         return self.sequences // self.micro
 
@@ -60,9 +65,11 @@ def read_task() -> Task:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--compile", action="store_true", help="under torch.compile")
     arguments = parser.parse_args()
     values = json.loads((arguments.folder / "task.json").read_text())
-    task = Task(folder=arguments.folder, out=arguments.out, **values | {"betas": tuple(values["betas"])})
+    values |= {"betas": tuple(values["betas"]), "compile": arguments.compile}
+    task = Task(folder=arguments.folder, out=arguments.out, **values)
     torch.set_num_threads(task.threads)
     return task
 
