@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,12 @@ from meshwright.answers.serving_question import (
     weights_named,
 )
 from meshwright.answers.text_table import TextTable
+from meshwright.catalog.models import repositories_of
 from meshwright.errors import InfeasibleError
+from meshwright.hub import is_hub_name
 from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named
 from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.checkpoint import own_precision
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
 from meshwright.inference.formats import cache_format, check_run, usual_cache
@@ -39,6 +44,8 @@ from meshwright.inference.search import (
 )
 from meshwright.inference.serving import RequestLoad
 from meshwright.json_values import jsonable
+from meshwright.launch.serving import deployment
+from meshwright.launch.start import write
 from meshwright.result import Result
 from meshwright.runfile import named_cluster, named_model
 
@@ -54,6 +61,7 @@ class ServingPlan(Result):
         price: price of a device-hour; None if none is known.
         notes: cautions for the reader.
         arrivals: percentiles of latencies of the best point, by simulation; None without a rate.
+        asked_model: the model as it was asked for: a name, a repository of the hub or a folder.
     """
 
     question: ServingQuestion
@@ -62,6 +70,25 @@ class ServingPlan(Result):
     price: HourPrice | None
     notes: tuple[str, ...]
     arrivals: ArrivalEstimate | None = None
+    asked_model: str = ""
+
+    def write(self, folder: str | PathLike[str]) -> tuple[str, ...]:
+        """Write what starts the best point's servers into `folder`: a script, a Kubernetes manifest and a page.
+
+        Returns:
+            What the files leave open.
+
+        Raises:
+            InputError: no command line of the engine has this layout or these formats, or a file cannot be written.
+        """
+        question = self.question
+        made = deployment(
+            question, self.best, repository=_repository(self.asked_model, question.model.name),
+            stored=own_precision(self.asked_model, question.model)[0], summary=self.summary(),
+        )  # fmt: skip
+        plan = json.dumps(self.to_dict(), indent=1) + "\n"
+        write({str(Path(folder) / name): text for name, text in {**made.files, "plan.json": plan}.items()})
+        return made.notes
 
     @property
     def best(self) -> LayoutPoint:
@@ -193,12 +220,24 @@ def serving_plan(
         )
     return ServingPlan(
         question=question, search=found, estimate=estimate_point(question, found.best),
-        arrivals=arrivals_of(question, found.best),
+        arrivals=arrivals_of(question, found.best), asked_model=model,
         price=hour_price(terms or PriceTerms(), place.accelerator),
         notes=notes_of(
             question.served(found.best.layout), question.engine, [question.load], name=model, precision=precision
         ),
     )  # fmt: skip
+
+
+def _repository(asked: str, name: str) -> str | None:
+    """Where an engine finds the weights: a folder, a repository of the hub; None where the catalogue knows none."""
+    path = Path(asked)
+    if path.exists():
+        return str((path if path.is_dir() else path.parent).absolute())
+    if is_hub_name(asked):
+        return asked.partition("@")[0]
+    known = repositories_of(name)
+    alike = (r for r in known if name.replace("-", "") in r.lower().replace("-", ""))
+    return next(alike, known[0] if known else None)
 
 
 def _why_none(found: ServingSearch) -> str:

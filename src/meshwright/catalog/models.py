@@ -36,12 +36,17 @@ _TRAINED = re.compile(r"-(instruct|chat|it|base|pt|hf|sft|dpo|rl|thinking|reason
 @cache
 def _repositories() -> dict[str, str]:
     """Names of models by the repositories of the hub whose config.json has their shapes, in small letters."""
-    found = {}
-    for name in model_names():
-        one = entry(CatalogKind.MODEL, name)
-        read = (r for source in one.sources.values() for r in _REPOSITORY.findall(source))
-        found.update({repository.lower(): name for repository in (*read, *one.repositories)})
-    return found
+    return {repository.lower(): name for name in model_names() for repository in repositories_of(name)}
+
+
+def repositories_of(name: str) -> tuple[str, ...]:
+    """Return the repositories of the hub, OWNER/NAME, whose config.json has the shapes of the model `name`.
+
+    >>> repositories_of("llama3.1-8b")[0]
+    'meta-llama/Llama-3.1-8B'
+    """
+    one = entry(CatalogKind.MODEL, name)
+    return (*one.repositories, *(r for source in one.sources.values() for r in _REPOSITORY.findall(source)))
 
 
 def model_of_repository(repository: str) -> str | None:

@@ -56,8 +56,8 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
     if request.checkpoints is not None:
         _require_kept("checkpoints", Path(workdir(site)) / request.checkpoints, site)
     *applied, job = documents(request, settings)
-    config = "---\n".join(map(_yaml, applied))
-    texts = {str(settings.here / CONFIG): config, str(settings.here / MANIFEST): _yaml(job)}
+    config = "---\n".join(map(yaml_text, applied))
+    texts = {str(settings.here / CONFIG): config, str(settings.here / MANIFEST): yaml_text(job)}
     notes = []
     if request.vendor is None:
         notes.append("no devices are requested: the accelerator is unknown, or is a CPU")
@@ -356,7 +356,8 @@ def _key(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9._-]", "-", path)
 
 
-def _yaml(document: Values) -> str:
+def yaml_text(document: Values) -> str:
+    """Return a document as YAML."""
     from ruamel.yaml import YAML
     from ruamel.yaml.scalarstring import LiteralScalarString
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 CAPACITY = ("inference", "capacity", "--json")
@@ -262,3 +264,16 @@ def test_an_empty_path_is_not_the_current_folder(meshwright, command, option):
 def test_requests_in_flight_are_ascending_each_once(meshwright):
     document = meshwright(*ESTIMATE, *LENGTHS, "--concurrency", "8,1,8", "--json").json
     assert [load["concurrency"] for load in document["loads"]] == [1, 8]
+
+
+def test_a_plan_writes_what_starts_its_servers(meshwright, tmp_path):
+    options = ("--model", "llama3.1-8b", "--cluster", "h100-8x1", "--input-tokens", 64, "--output-tokens", 64)
+    done = meshwright("inference", "plan", *options, "--json", "--write", tmp_path / "servers")
+    assert done.exit_code == 0
+    assert json.loads((tmp_path / "servers" / "plan.json").read_text()) == done.json
+    assert {path.name for path in (tmp_path / "servers").iterdir()} == {
+        "README.md", "kubernetes.yaml", "plan.json", "start.sh",
+    }  # fmt: skip
+    done = meshwright("inference", "plan", *options, "--engine", "generic", "--write", tmp_path / "none")
+    assert done.exit_code == 2
+    assert not (tmp_path / "none").exists()

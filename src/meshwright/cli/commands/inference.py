@@ -18,7 +18,7 @@ from meshwright.api.inference import (
     inference_plan,
 )
 from meshwright.api.question import ask
-from meshwright.cli.options import AmountRange, CountRange, file_option, json_option
+from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option, json_option
 from meshwright.cli.output import emit, emit_json, exit_unless, note, print_line, print_table, print_text_tables
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
@@ -140,6 +140,8 @@ def estimate(
         "--input-tokens 8192 --output-tokens 1024 --itl 30 --ttft 2000 --explain",
         "meshwright inference plan --model deepseek-v3 --cluster mi355x-8x1 --precision fp4 --engine sglang "
         "--input-tokens 1024 --output-tokens 1024 --itl 30 --pareto",
+        "meshwright inference plan --model llama3.1-70b --cluster h200-8x1 --precision fp8 "
+        "--input-tokens 1024 --output-tokens 256 --itl 40 --write servers",
         "meshwright inference plan --model llama3.1-70b --cluster mi300x-8x4 --precision fp8 "
         "--input-tokens 2048 --output-tokens 256 --rate 20 --itl 50 --region 'East US 2'",
     ],
@@ -149,10 +151,11 @@ def estimate(
 @ITL
 @click.option("--explain", is_flag=True, help="For each layout: its best load, and what stops it.")
 @click.option("--pareto", is_flag=True, help="Print throughput per device against interactivity.")
+@folder_option("--write", "folder", help="Write what starts the servers: a script, a Kubernetes manifest, a page.")
 @json_option
 def plan(
     *, asked: dict[str, Any], ttft_ms: float | None, itl_ms: float | None, explain: bool, pareto: bool,
-    as_json: bool, **prices: Any,
+    folder: Path | None, as_json: bool, **prices: Any,
 ) -> None:  # fmt: skip
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
 
@@ -160,10 +163,14 @@ def plan(
     stages over nodes. With --rate, the layout with fewest devices that serves it wins: the cheapest, and the one that
     needs least energy.
 
+    --write DIR has the servers of the first layout start with the degrees, formats, lengths and requests in flight that
+    were costed: sh DIR/start.sh NODE on each node, or kubectl apply -f DIR/kubernetes.yaml.
+
     Exits with 1 if no layout keeps the bounds.
     """
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_plan, asked, prices=prices)
+    left = () if folder is None else found.write(folder)
     if as_json:
         emit_json(found.to_dict())
         return
@@ -174,7 +181,7 @@ def plan(
     tables += [] if (arrivals := found.arrival_table()) is None else [arrivals]
     print_text_tables([*tables, found.front_table()] if pareto else tables)
     _print_price(found)
-    note(*found.notes)
+    note(*found.notes, *left)
 
 
 @verb(
