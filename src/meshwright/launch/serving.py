@@ -7,6 +7,7 @@ port; one that spans nodes is a process on each of them. Kubernetes gets a Deplo
 from __future__ import annotations
 
 import math
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,10 +83,10 @@ def deployment(
         repository = None
         notes.append(f"MODEL has to be a checkpoint in {weights}: no option of {row['title']} makes it of {stored}")
     processes = list(_processes(question, point, values["nodes"]))
-    default = f":-{repository}" if repository else f":?a checkpoint in {weights}"
+    default = f":-{shlex.quote(repository)}" if repository else f":?a checkpoint in {weights}"
     texts = {
         SCRIPT: TEXT.format(
-            title=f"{summary}; {row['title']}", model=default, command=command,
+            title=" ".join(f"{summary}; {row['title']}".split()), model=default, command=command,
             head=HEAD if values["nodes"] > 1 else "", starts="\n".join(p.line(row) for p in processes),
             devices=f"{VISIBLE[vendor]}=$DEVICES " if vendor in VISIBLE else "",
         )
@@ -97,7 +98,7 @@ def deployment(
     elif vendor in row["images"]:
         pod = _pod(row, question, point, f": ${{MODEL:?a checkpoint in {weights}}}; exec {command}", repository or "")
         texts[MANIFEST] = "---\n".join(map(yaml_text, _manifest(question, point, pod, texts.get(OPTIONS))))
-    texts[PAGE] = _page(question, point, row, summary, processes, notes)
+    texts[PAGE] = _page(question, point, row, summary, processes, notes, has_manifest=MANIFEST in texts)
     return Deployment(files=texts, notes=tuple(notes))
 
 
@@ -235,7 +236,7 @@ def _manifest(
 
 def _page(
     question: ServingQuestion, point: LayoutPoint, row: Mapping[str, Any], summary: str, processes: Sequence[_Process],
-    notes: Sequence[str],
+    notes: Sequence[str], *, has_manifest: bool,
 ) -> str:  # fmt: skip
     """How the servers are started and measured, and what was predicted of one."""
     load, is_split = question.load, bool(point.prefill_replicas)
@@ -252,7 +253,7 @@ def _page(
         ends = (f"{url} {p.bootstrap}" if p.role == "prefill" else url for p, url in urls.items())
         lines += ["A router sends each request to a server of each kind:"]
         lines += [f"```bash\n{row['router']} --port {ROUTER_PORT} {' '.join(ends)}\n```"]
-    elif not any(process.rank for process in processes):
+    if has_manifest:
         lines.append(
             f"`kubectl apply -f {MANIFEST}` starts the same servers as pods behind one service. Name a release of the "
             "image first."

@@ -172,3 +172,20 @@ def test_a_format_that_no_option_makes_wants_a_checkpoint(tmp_path):
     done = subprocess.run(["sh", str(tmp_path / "start.sh")], capture_output=True, text=True, env={"PATH": "/bin"})
     assert done.returncode == 2
     assert "a checkpoint in nvfp4" in done.stderr
+
+
+def test_the_name_of_a_folder_is_no_command(tmp_path):
+    config = {
+        "architectures": ["LlamaForCausalLM"], "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 4, "intermediate_size": 512, "vocab_size": 512, "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16",
+    }  # fmt: skip
+    model = tmp_path / 'it\'s $(touch made) `touch made`\ntouch made; } "quoted"'
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(config))
+    folder = tmp_path / "servers"
+    planned("vllm", str(model), "h100-8x1", None).write(folder)
+    servers = started(folder, 0, MODEL="")
+    assert len(servers) > 1
+    assert not list(tmp_path.rglob("made"))
+    assert str(model).partition("\n")[0] in (folder / "started").read_text()
