@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api.question import Amount, AnyPath, Count, Flag, answered_by_body, question
 from meshwright.api.runs import OVERRIDES, RUN, Overrides, RunSource, load_run
-from meshwright.errors import InputError
+from meshwright.errors import InputError, printable
 from meshwright.specs.run import Run
 from meshwright.targets import load
 from meshwright.training.cpu_libraries import require_torch
@@ -159,7 +159,7 @@ def take_training(
         refuse_finished(options.folder, is_forced=force)
     run, line = with_counted_epochs(run)
     if line is not None and is_first and not options.quiet:
-        print(f"note: {line}", file=sys.stderr, flush=True)
+        print(printable(f"note: {line}"), file=sys.stderr, flush=True)
     branched = "meshwright.engines.branching:branched"  # its module imports torch
     with load(branched)(run, results=options.folder) if branch else nullcontext(run) as begun:
         if (start := prepare(engine, begun)) is None:

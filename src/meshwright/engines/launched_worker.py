@@ -17,6 +17,7 @@ from meshwright.engines.beginning import begin
 from meshwright.engines.external_record import OutputLayout
 from meshwright.engines.external_workers import refuse_checkpoints, require_indices, save_identity
 from meshwright.engines.folders import training_folders
+from meshwright.errors import printable
 from meshwright.specs.run import Run
 from meshwright.training.machine import OWN_WORKER
 from meshwright.training.rendezvous import is_main, is_restart
@@ -47,7 +48,7 @@ def _compare(folder: Path, run: Run, layout: OutputLayout) -> None:
     if begun.run.num_steps != run.num_steps:
         notes.append(f"train.tokens counts all steps as steps of {run.tokens_per_step:,} tokens")
     for line in notes:
-        print(f"note: {line}", file=sys.stderr, flush=True)
+        print(printable(f"note: {line}"), file=sys.stderr, flush=True)
     save_identity(run, begun.resumed(), folder=folder)
 
 

@@ -23,7 +23,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.elastic.rendezvous import RendezvousError
 
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.errors import InputError, MissingDependencyError, printable
 from meshwright.training.rendezvous import LAUNCH_RESTARTS
 
 NEW_STORE = "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"  # torchrun reads it at every start
@@ -59,7 +59,7 @@ def _start(args: Any) -> int:
     except SignalException as error:
         return 128 + error.sigval
     except RendezvousError as error:
-        print(f"error: the other hosts are gone: {error}", file=sys.stderr, flush=True)
+        print(printable(f"error: the other hosts are gone: {error}"), file=sys.stderr, flush=True)
         return 1
     return 0
 

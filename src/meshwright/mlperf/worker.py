@@ -14,7 +14,7 @@ from typing import Any
 
 from meshwright import runfile
 from meshwright.engines.base import Measuring, ObservedEngine, TrainingEngine, TrainOptions, find_engine
-from meshwright.errors import InputError, MeshwrightError
+from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import require_remembered
 from meshwright.mlperf.run_log import LogWriter, RunLogger
@@ -121,7 +121,7 @@ def main() -> int:
     try:
         run_once(read_task(Path(sys.argv[1])))
     except MeshwrightError as error:
-        print(error, file=sys.stderr)
+        print(printable(str(error)), file=sys.stderr)
         return error.exit_code
     return 0
 

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from meshwright.errors import MeshwrightError, MissingDependencyError
+from meshwright.errors import MeshwrightError, MissingDependencyError, printable
 from meshwright.training.parent_watch import end_with_parent, end_with_torchrun
 
 OWN_WORKER = "MESHWRIGHT_WORKER"
@@ -87,5 +87,5 @@ def main_or_refuse(main: Callable[[Path], int | None]) -> None:
     try:
         sys.exit(main(Path(sys.argv[1])))
     except MeshwrightError as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(printable(f"{type(error).__name__}: {error}"), file=sys.stderr)
         sys.exit(error.exit_code)

@@ -24,7 +24,7 @@ from meshwright.bench.serving.bench import ServingBenchOutcome, ServingBenchRequ
 from meshwright.bench.serving.endpoint import Interface
 from meshwright.bench.serving.importers import read_results_of
 from meshwright.bench.serving.prompts import LengthKind, Lengths
-from meshwright.errors import InputError, MeshwrightError, MissingDependencyError
+from meshwright.errors import InputError, MeshwrightError, MissingDependencyError, printable
 from meshwright.files import default_cache, held, write_atomically
 from meshwright.json_values import load_json
 from meshwright.records.files import now
@@ -228,7 +228,7 @@ def main() -> int:
     try:
         print(create(folder))
     except MeshwrightError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return error.exit_code
     return 0
 

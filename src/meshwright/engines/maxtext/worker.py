@@ -33,7 +33,7 @@ from meshwright.engines.maxtext.results import (
     validation_entry,
 )
 from meshwright.engines.maxtext.worker_inputs import adapters, batch_files
-from meshwright.errors import MeshwrightError
+from meshwright.errors import MeshwrightError, printable
 from meshwright.json_values import load_json
 from meshwright.records.files import driver_version
 from meshwright.specs.run import Run
@@ -104,7 +104,7 @@ def _write_profile(profile: StepProfile) -> None:
     try:
         profile.write()
     except (OSError, ValueError) as error:
-        print(f"warning: there is no profile: {error}", file=sys.stderr, flush=True)
+        print(printable(f"warning: there is no profile: {error}"), file=sys.stderr, flush=True)
 
 
 def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
