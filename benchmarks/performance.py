@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # started as a script, it finds the modules beside it
-from benchmarks import startup  # noqa: E402 - the path comes first
+from benchmarks import startup, train_cpu  # noqa: E402 - the path comes first
 
 RECORDS = ROOT / "benchmarks" / "records"
 PAGE = ROOT / "docs" / "reference" / "performance.md"
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 def training(record: Record) -> list[str]:
     """Meshwright over each contender, as median and range of the rounds' ratios."""
     lines = [
-        "| training | contender | tokens/s | tokens/cpu-s | first step, s | peak memory, MiB |",
+        "| training, rounds | contender | tokens/s | tokens/cpu-s | first step, s | peak memory, MiB |",
         "|---|---|--:|--:|--:|--:|",
     ]
     for case, rows in record["cases"].items():
@@ -47,7 +47,7 @@ def training(record: Record) -> list[str]:
                 f"{ours[key]['median'] / scale:,.{digits}f} : {row[key]['median'] / scale:,.{digits}f}"
                 for key, scale, digits in (("start_up_s", 1, 1), ("peak_memory_bytes", 2**20, 0))
             )
-            lines.append(f"| {case} | {name} | {' | '.join((*ratios, *pairs))} |")
+            lines.append(f"| {case}, {ours['tokens_per_s']['n']} | {name} | {' | '.join((*ratios, *pairs))} |")
     return lines
 
 
@@ -91,9 +91,9 @@ def measured_part() -> str:
     for title, name, page, draw in SUBJECTS.values():
         record = json.loads(_path(name).read_text(encoding="utf-8"))
         device = record["device"]["name"] if "device" in record else record["machine"]
-        command = record["command"] if isinstance(record["command"], str) else " ".join(record["command"])
+        command = train_cpu.commands_of(record) if "commands" in record else f"`{record['command']}`"
         more = f" [All of it]({page})." if page else ""
-        where = f"{record['date']}, {device}, commit {record['git_commit'][:10]}. `{command}`{more}"
+        where = f"{record['date']}, {device}, commit {record['git_commit'][:10]}. {command}{more}"
         parts += [f"### {title}", where, "\n".join(draw(record))]
     return "\n\n".join(parts)
 

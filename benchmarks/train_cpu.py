@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import statistics
 import subprocess
 import sys
@@ -316,7 +317,7 @@ def measured_part(record: dict[str, Any]) -> str:
     )
     parts = [
         f"{record['date']}, {device['name']}, {device['threads']} threads, {versions}; {others}. "
-        f"Threads that wait: {record['waiting']}. `{' '.join(record['command'])}`",
+        f"Threads that wait: {record['waiting']}. {commands_of(record)}",
         *(f"Not run: {name} ({why})." for name, why in record["not_run"].items()),
     ]
     for name, rows in record["cases"].items():
@@ -330,6 +331,11 @@ def measured_part(record: dict[str, Any]) -> str:
             table(rows),
         ]
     return "\n\n".join(parts)
+
+
+def commands_of(record: dict[str, Any]) -> str:
+    """The commands that measured the cases of a record, as code."""
+    return ", ".join(f"`{command}`" for command in dict.fromkeys(record["commands"].values()))
 
 
 def write_page(page: Path, record: dict[str, Any]) -> None:
@@ -378,13 +384,14 @@ def record_of(chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dic
     from meshwright.training import telemetry
 
     ran = {name.removesuffix(COMPILED) for rows in cases.values() for name in rows}
-    command = ["python", "benchmarks/train_cpu.py", *sys.argv[1:]]
+    words = ["python", "benchmarks/train_cpu.py", *sys.argv[1:]]
+    command = " ".join(f"{word.partition('=')[0]}=..." if "=" in word else shlex.quote(word) for word in words)
     return {
         "device": telemetry.device_facts(torch.device("cpu"), accelerator=None) | {"threads": chosen.threads},
         "software": telemetry.software_facts(),
         "contenders": {n: versions_of(n, python=pythons[n]) for n in PACKAGES if n in ran},
         "git_commit": telemetry.git_commit(HERE),
-        "command": [f"{word.partition('=')[0]}=..." if "=" in word else word for word in command],
+        "commands": dict.fromkeys(cases, command),
         "date": datetime.now(UTC).date().isoformat(),
         "waiting": os.environ.get("OMP_WAIT_POLICY", "as PyTorch has it"),
         "shapes": {name: asdict(shape) | {"steps": STEPS[name]} for name, shape in SHAPES.items()},
@@ -402,7 +409,8 @@ def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
         chosen.record.parent.mkdir(parents=True, exist_ok=True)
         before = json.loads(chosen.record.read_text()) if chosen.record.exists() else {}
         if all(before.get(key) == record[key] for key in SAME_CONDITIONS):
-            record["cases"] = before["cases"] | record["cases"]
+            for key in ("cases", "commands"):
+                record[key] = before[key] | record[key]
         chosen.record.write_text(json.dumps(record, indent=1) + "\n")
         if chosen.page:
             write_page(chosen.page, record)

@@ -32,7 +32,7 @@ def test_the_page_is_the_record(record, tmp_path):
 
 
 def test_the_record_is_whole(record):
-    assert {"device", "software", "command", "date", "contenders", "git_commit"} <= record.keys()
+    assert {"device", "software", "commands", "date", "contenders", "git_commit"} <= record.keys()
     assert record["cases"].keys() <= {case.name for case in train_cpu.CASES}
     assert "tiny bf16" in record["cases"]
     for name, rows in record["cases"].items():
