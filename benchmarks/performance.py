@@ -90,10 +90,9 @@ def measured_part() -> str:
     parts = []
     for title, name, page, draw in SUBJECTS.values():
         record = json.loads(_path(name).read_text(encoding="utf-8"))
-        device = record["device"]["name"] if "device" in record else record["machine"]
         command = train_cpu.commands_of(record) if "commands" in record else f"`{record['command']}`"
         more = f" [All of it]({page})." if page else ""
-        where = f"{record['date']}, {device}, commit {record['git_commit'][:10]}. {command}{more}"
+        where = f"{record['date']}, {record['machine']}, commit {record['git_commit'][:10]}. {command}{more}"
         parts += [f"### {title}", where, "\n".join(draw(record))]
     return "\n\n".join(parts)
 

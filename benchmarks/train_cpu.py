@@ -32,7 +32,6 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -310,13 +309,13 @@ def table(rows: dict[str, Any]) -> str:
 def measured_part(record: dict[str, Any]) -> str:
     """The measured part of the page, from a record."""
     device, software = record["device"], record["software"]
-    versions = ", ".join(f"{name} {software[name]}" for name in ("python", "torch"))
+    versions = f"torch {software['torch']}"
     others = "; ".join(
         f"{name} with {', '.join(f'{n} {v}' for n, v in packages.items())}"
         for name, packages in record["contenders"].items()
     )
     parts = [
-        f"{record['date']}, {device['name']}, {device['threads']} threads, {versions}; {others}. "
+        f"{record['date']}, {record['machine']}, {device['threads']} threads, {versions}; {others}. "
         f"Threads that wait: {record['waiting']}. {commands_of(record)}",
         *(f"Not run: {name} ({why})." for name, why in record["not_run"].items()),
     ]
@@ -380,6 +379,7 @@ def versions_of(contender: str, *, python: str) -> dict[str, str]:
 def record_of(chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dict[str, str], not_run: dict[str, str]):
     """The record: measurements, software and device."""
     import torch
+    from conditions import conditions
 
     from meshwright.training import telemetry
 
@@ -390,14 +390,12 @@ def record_of(chosen: argparse.Namespace, *, cases: dict[str, Any], pythons: dic
         "device": telemetry.device_facts(torch.device("cpu"), accelerator=None) | {"threads": chosen.threads},
         "software": telemetry.software_facts(),
         "contenders": {n: versions_of(n, python=pythons[n]) for n in PACKAGES if n in ran},
-        "git_commit": telemetry.git_commit(HERE),
         "commands": dict.fromkeys(cases, command),
-        "date": datetime.now(UTC).date().isoformat(),
         "waiting": os.environ.get("OMP_WAIT_POLICY", "as PyTorch has it"),
         "shapes": {name: asdict(shape) | {"steps": STEPS[name]} for name, shape in SHAPES.items()},
         "not_run": not_run,
         "cases": cases,
-    }
+    } | conditions()
 
 
 def keep(record: dict[str, Any], chosen: argparse.Namespace) -> None:
