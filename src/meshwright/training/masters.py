@@ -17,18 +17,19 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._dtensor_spec import TensorMeta
-from torch.distributed.tensor.placement_types import Partial, Placement, Replicate
 from torch.utils import swap_tensors
 
+from meshwright.training.distributed_tensors import is_distributed, is_fsdp, own_part
 from meshwright.training.host_memory import host_zeros
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -67,8 +68,10 @@ class Master:
             return self.parameter.grad
         self.add()  # passes of the weights alone call no hook
         local, p = self.local.grad, self.parameter
-        if local is None or not isinstance(p, DTensor):
+        if local is None or not is_distributed(p):
             return local
+        from torch.distributed.tensor import DTensor
+
         return DTensor.from_local(local, p.device_mesh, self.layout, run_check=False, shape=p.shape, stride=p.stride())
 
     def forget_gradient(self) -> None:
@@ -81,7 +84,7 @@ class Master:
         if gradient is None:
             return
         gradient = distributed_like(gradient, like=self.parameter)
-        if isinstance(gradient, DTensor):
+        if is_distributed(gradient):
             self.layout[:] = gradient.placements
         if self.local.grad is None:
             self.local.grad = local_part(gradient).float()
@@ -92,19 +95,19 @@ class Master:
     @property
     def copied_along(self) -> tuple[str, ...]:
         """Axes of its mesh along which processes hold the same shard."""
-        if not isinstance(self.parameter, DTensor):
+        if not is_distributed(self.parameter):
             return ()
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
         names = mesh.mesh_dim_names or tuple(map(str, range(mesh.ndim)))
-        return tuple(n for n, p in zip(names, placements, strict=True) if isinstance(p, Replicate))
+        return tuple(n for n, p in zip(names, placements, strict=True) if p.is_replicate())
 
     @property
     def copies(self) -> int:
         """Number of processes of its mesh that hold the same shard."""
-        if not isinstance(self.parameter, DTensor):
+        if not is_distributed(self.parameter):
             return 1
         mesh, placements = self.parameter.device_mesh, self.parameter.placements
-        return math.prod(mesh.size(i) for i, placement in enumerate(placements) if isinstance(placement, Replicate))
+        return math.prod(mesh.size(i) for i, placement in enumerate(placements) if placement.is_replicate())
 
     def like(self, local: Tensor) -> Tensor:
         """`local`, shaped as this process's shard, as the (distributed) tensor that a checkpoint stores."""
@@ -119,7 +122,7 @@ def masters_of(modules: Iterable[nn.Module], *, compute: torch.dtype, on_host: b
     """
     masters = []
     for module in modules:
-        rounded = torch.float32 if isinstance(module, FSDPModule) else compute
+        rounded = torch.float32 if is_fsdp(module) else compute
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:
                 masters.append(_master(name, parameter, rounded, on_host=on_host))
@@ -135,7 +138,7 @@ def _master(name: str, parameter: nn.Parameter, compute: torch.dtype, *, on_host
     master = Master(name=name, parameter=parameter, local=local, host=host)
     if compute != torch.float32:
         rounded = parameter.detach().to(compute)
-        if isinstance(parameter, DTensor):  # `data` does not reach the local tensor
+        if is_distributed(parameter):  # `data` does not reach the local tensor
             swap_tensors(parameter, nn.Parameter(rounded))
         else:
             parameter.data = rounded
@@ -160,7 +163,7 @@ def _adding(reference: ref[Master]) -> Callable[[Tensor], None]:
 
 def local_part(tensor: Tensor) -> Tensor:
     """This process's part of `tensor`, after its collective has completed."""
-    here = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    here = own_part(tensor)
     return here.wait() if isinstance(here, AsyncCollectiveTensor) else here
 
 
@@ -169,22 +172,25 @@ def distributed(local: Tensor, *, like: Tensor) -> Tensor:
 
     `local` may lie in host memory: `DTensor.from_local` would copy it to the device of the mesh.
     """
-    if not isinstance(like, DTensor):
+    if not is_distributed(like):
         return local
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._dtensor_spec import TensorMeta
+
     meta = TensorMeta(shape=like.shape, stride=like.stride(), dtype=local.dtype)
     return DTensor(local, replace(like._spec, tensor_meta=meta), requires_grad=False)
 
 
 def is_partial(gradient: Tensor) -> bool:
     """Return True if each process of a mesh has the sum over its own tokens or heads only."""
-    return isinstance(gradient, DTensor) and gradient.placements == (Partial(),)
+    return is_distributed(gradient) and [p.is_partial("sum") for p in gradient.placements] == [True]
 
 
 def distributed_like(gradient: Tensor, *, like: Tensor) -> Tensor:
     """Distribute `gradient` like its parameter. The gradient of a replicated parameter may stay partial:
     it is reduced once a step."""
-    if not isinstance(gradient, DTensor) or not isinstance(like, DTensor):
+    if not is_distributed(gradient) or not is_distributed(like):
         return gradient
-    if is_partial(gradient) and like.placements == (Replicate(),):
+    if is_partial(gradient) and [p.is_replicate() for p in like.placements] == [True]:
         return gradient
     return gradient.redistribute(placements=like.placements)

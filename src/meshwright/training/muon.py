@@ -19,16 +19,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Placement, Replicate, Shard
 from torch.optim import _muon
 
 from meshwright.specs.run import Optimizer as Settings
+from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.masters import Master, local_part
 from meshwright.training.optimizer_updates import States, copy_states, scale_gradients
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 COEFFICIENTS = (_muon.DEFAULT_A, _muon.DEFAULT_B, _muon.DEFAULT_C)
 
@@ -91,29 +95,29 @@ class Muon:
 
 def _is_sharded(master: Master) -> bool:
     """True if other ranks hold parts of the same matrices."""
-    return isinstance(master.parameter, DTensor) and _gathered(master.parameter) != tuple(master.parameter.placements)
+    return is_distributed(master.parameter) and _gathered(master.parameter) != tuple(master.parameter.placements)
 
 
 def _gathered(parameter: DTensor) -> tuple[Placement, ...]:
     """Placements under which every rank holds whole matrices. Experts of other ranks stay there."""
+    from torch.distributed.tensor import Replicate
+
     is_stack = parameter.ndim > 2
     return tuple(
-        p
-        if isinstance(p, Replicate)
-        or parameter.device_mesh.size(i) == 1
-        or (is_stack and isinstance(p, Shard) and p.dim == 0)
-        else Replicate()
+        p if p.is_replicate() or parameter.device_mesh.size(i) == 1 or (is_stack and p.is_shard(0)) else Replicate()
         for i, p in enumerate(parameter.placements)
     )
 
 
 def _orthogonalized(update: Tensor, master: Master, *, num_steps: int) -> Tensor:
     """The orthogonalized update of this process's part, in bf16."""
-    if not isinstance(master.parameter, DTensor) or not _is_sharded(master):
+    if not is_distributed(master.parameter) or not _is_sharded(master):
         return _of_matrices(update, num_steps)
+    from torch.distributed.tensor import DTensor
+
     parameter, placements = master.parameter, _gathered(master.parameter)
     sharded = master.like(update.bfloat16())
-    assert isinstance(sharded, DTensor)
+    assert is_distributed(sharded)
     whole = sharded.redistribute(placements=placements)
     found = DTensor.from_local(
         _of_matrices(local_part(whole), num_steps), parameter.device_mesh, placements, run_check=False,

@@ -19,11 +19,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
 from meshwright.kernels.adamw import clip_scale, gradient_squares
 from meshwright.specs.run import DecayShape, LearningRateSchedule, RateGroup, StateFormat
 from meshwright.specs.run import Optimizer as Settings
+from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.host_memory import HostCopies
 from meshwright.training.masters import Master, is_partial, local_part
 from meshwright.training.muon import Muon, is_hidden_matrix
@@ -168,7 +168,7 @@ class MasterOptimizer:
                 master.local.grad = None
                 continue
             master.local.grad = local_part(gradient)
-            if isinstance(gradient, DTensor) and is_partial(gradient):
+            if is_distributed(gradient) and is_partial(gradient):
                 in_parts.setdefault(gradient.device_mesh, []).append(master.local.grad)
         for mesh, sums in in_parts.items():
             _all_reduce(sums, group=mesh.get_group())

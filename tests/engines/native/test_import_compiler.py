@@ -17,25 +17,26 @@ from meshwright.specs.plan import Plan, Recompute, Sharding
 
 ROOT = Path(__file__).parents[3]
 SELECTIVE = Recompute.SELECTIVE
+COMPILER, SHARDED = "torch._dynamo", "torch.distributed.tensor.parallel"
 
 
 @pytest.mark.parametrize(
     ("plan", "imports"),
     [
-        (Plan(), False),
-        (Plan(recompute=Recompute.FULL), False),
-        (Plan(recompute=SELECTIVE, recompute_modules=("norm", "activation")), False),
-        (Plan(recompute=SELECTIVE, recompute_modules=("norm", "core_attention")), False),
-        (Plan(recompute=SELECTIVE, recompute_modules=("alternate_matmuls",)), True),
-        (Plan(tensor=2), True),
-        (Plan(data_shard=2, sharding=Sharding.PARAMETERS), True),
+        (Plan(), []),
+        (Plan(recompute=Recompute.FULL), []),
+        (Plan(recompute=SELECTIVE, recompute_modules=("norm", "activation")), []),
+        (Plan(recompute=SELECTIVE, recompute_modules=("norm", "core_attention")), []),
+        (Plan(recompute=SELECTIVE, recompute_modules=("alternate_matmuls",)), [COMPILER]),
+        (Plan(tensor=2), [SHARDED, COMPILER]),
+        (Plan(data_shard=2, sharding=Sharding.PARAMETERS), [SHARDED, COMPILER]),
     ],
 )
 def test_the_compiler_is_imported_where_a_step_would(monkeypatch, plan, imports):
     found = []
     monkeypatch.setattr(compiling, "import_module", found.append)
     compiling.import_compiler(tiny_run(), plan=plan)
-    assert found == ["torch._dynamo"] * imports
+    assert found == imports
 
 
 @pytest.mark.parametrize("names", [("norm",), ("norm", "core_attention")])
@@ -65,6 +66,24 @@ print("torch._dynamo" in sys.modules)
 def test_full_recomputation_imports_no_compiler():
     done = subprocess.run([sys.executable, "-c", FULL], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout == "False\n"
+
+
+TRAINING = """
+import sys
+from pathlib import Path
+from tests.tiny_runs import tiny_run
+from meshwright.engines.native import engine
+from meshwright.engines.base import Measuring, TrainOptions
+run = tiny_run("parallel={data_shard: 1}")
+engine.train(run, options=TrainOptions(folder=Path(sys.argv[1]), quiet=True, measuring=Measuring.NEVER))
+print([name for name in ("torch._dynamo", "torch.distributed.tensor", "sympy") if name in sys.modules])
+"""
+
+
+def test_a_process_that_shards_nothing_knows_no_distributed_tensors(tmp_path):
+    command = [sys.executable, "-c", TRAINING, str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_compiled_layers_need_what_generates_code_too(monkeypatch):

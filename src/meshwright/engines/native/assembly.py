@@ -27,7 +27,6 @@ from meshwright.engines.native.parallel.expert import ExpertMesh, expert_mesh, s
 from meshwright.engines.native.parallel.fsdp import apply_fsdp, needs_fsdp
 from meshwright.engines.native.parallel.mesh import TENSOR, MeshCoordinates
 from meshwright.engines.native.parallel.pipeline import Pipeline, layers_of_stages, stages_of_rank
-from meshwright.engines.native.parallel.tensor import shard_matrices
 from meshwright.engines.native.parallel.tied_embeddings import EmbeddingCopy, embedding_copies
 from meshwright.engines.native.recompute import recompute
 from meshwright.engines.native.step import Accumulation, Stepper
@@ -281,6 +280,8 @@ def _stage(
     if options.preference is not None:
         module.data_group = coordinates.data_group()
     if coordinates.plan.tensor > 1:
+        from meshwright.engines.native.parallel.tensor import shard_matrices  # imports distributed tensors
+
         shard_matrices(module, mesh=coordinates.axes(TENSOR), sequence_parallel=coordinates.plan.sequence_parallel)
     if coordinates.context_mesh is not None:
         shard_sequences(module, chunks=chunks_of(coordinates), mesh=coordinates.context_mesh)

@@ -33,13 +33,19 @@ from meshwright.training.models.feed_forward import FeedForward
 def import_compiler(run: Run, *, plan: Plan) -> None:
     """Import what the first step would: PyTorch's compiler, 95 MiB of every process, and what generates code, 45 MiB.
 
-    Before the memory of the process is measured, which a prediction begins with. Besides compiled layers, PyTorch's
-    checkpoints, FSDP and tensor parallelism import the compiler.
+    Distributed tensors come with them where states or matrices are sharded, or saved. Before the memory of the process
+    is measured, which a prediction begins with. Besides compiled layers, PyTorch's checkpoints, FSDP and tensor
+    parallelism import the compiler.
     """
     has_dropout = run.lora is not None and run.lora.dropout > 0
+    if run.train.checkpoint is not None:
+        import_module("meshwright.training.checkpoints.writing")
+    is_sharded = plan.tensor > 1 or needs_fsdp(plan)
+    if is_sharded:
+        import_module("torch.distributed.tensor.parallel")
     if run.train.compile:
         import_module("torch._inductor.compile_fx")
-    elif plan.tensor > 1 or needs_fsdp(plan) or uses_checkpoint(plan, has_dropout=has_dropout):
+    elif is_sharded or uses_checkpoint(plan, has_dropout=has_dropout):
         import_module("torch._dynamo")
 
 

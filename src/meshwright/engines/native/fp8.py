@@ -22,7 +22,6 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from meshwright.errors import InputError
 from meshwright.kernels.fp8.feed_forward import MATRICES
@@ -33,6 +32,7 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
 from meshwright.specs.run import Run
 from meshwright.training.device import FP8_DEVICES, device_name, has_mx, multiplies_fp8
+from meshwright.training.distributed_tensors import own_part
 from meshwright.training.models.experts import RoutedExperts
 from meshwright.training.models.feed_forward import FeedForward
 
@@ -109,15 +109,10 @@ def fill_caches(module: nn.Module) -> None:
     """Cast the weights that the caches of `module` lack, ahead of a compiled pass, which only reads them."""
     for part in module.modules():
         if isinstance(part, Linear) and isinstance(part.multiply, partial):
-            _state_of(part).fill(_own_part(part.weight))
+            _state_of(part).fill(own_part(part.weight))
         elif isinstance(part, RoutedExperts) and part.fp8_states is not None:
             for name, state in part.fp8_states.items():
-                state.fill(_own_part(part.get_parameter(name)))
-
-
-def _own_part(weight: Tensor) -> Tensor:
-    """This rank's part, a plain tensor."""
-    return weight.to_local() if isinstance(weight, DTensor) else weight
+                state.fill(own_part(part.get_parameter(name)))
 
 
 def delayed_states(modules: Iterable[nn.Module], *, device: torch.device) -> dict[str, Fp8State]:

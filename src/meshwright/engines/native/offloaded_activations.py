@@ -22,8 +22,8 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
 
+from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.host_memory import HostCopies
 from meshwright.training.masters import local_part
 
@@ -129,7 +129,7 @@ class LayerActivations:
             size=local.size(),
             stride=local.stride(),
             offset=int(local.storage_offset()),
-            spec=tensor._spec if isinstance(tensor, DTensor) else None,
+            spec=tensor._spec if is_distributed(tensor) else None,
         )
 
     @torch.no_grad()
@@ -143,7 +143,11 @@ class LayerActivations:
         storage = packed.memory.here.untyped_storage()
         empty = torch.empty(0, dtype=packed.dtype, device=storage.device)
         local = empty.set_(storage, packed.offset, packed.size, packed.stride)
-        return local if packed.spec is None else DTensor(local, packed.spec, requires_grad=False)
+        if packed.spec is None:
+            return local
+        from torch.distributed.tensor import DTensor
+
+        return DTensor(local, packed.spec, requires_grad=False)
 
     def store(self) -> None:
         """Begin to copy all that is kept to host memory."""

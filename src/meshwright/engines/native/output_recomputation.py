@@ -23,13 +23,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import ref
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.tensor import DTensor
+
+from meshwright.training.distributed_tensors import is_distributed, own_part
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 class _Call:
@@ -174,7 +178,7 @@ def recomputing_outputs() -> Iterator[None]:
 
 
 def _pack(saved: Tensor) -> Tensor | _Reference:
-    local = saved.to_local() if isinstance(saved, DTensor) else saved
+    local = own_part(saved)
     alive, call, index = _recomputable.get(_address(local), (None, None, 0))
     if alive is None or call is None or alive() is None:
         return saved
@@ -185,7 +189,7 @@ def _pack(saved: Tensor) -> Tensor | _Reference:
         size=local.size(),
         stride=local.stride(),
         offset=int(local.storage_offset()),
-        wrapped=_shell(saved) if isinstance(saved, DTensor) else None,
+        wrapped=_shell(saved) if is_distributed(saved) else None,
     )
 
 
@@ -196,6 +200,8 @@ def _unpack(saved: Tensor | _Reference) -> Tensor:
     local = output.as_strided(saved.size, saved.stride, saved.offset)
     if saved.wrapped is None:
         return local
+    from torch.distributed.tensor import DTensor
+
     shell = saved.wrapped
     return DTensor.from_local(
         local, shell.device_mesh, shell.placements, run_check=False, shape=shell.shape, stride=shell.stride()
@@ -203,6 +209,8 @@ def _unpack(saved: Tensor | _Reference) -> Tensor:
 
 
 def _shell(kept: DTensor) -> DTensor:
+    from torch.distributed.tensor import DTensor
+
     local = torch.empty_strided(kept.to_local().size(), kept.to_local().stride(), device="meta")
     return DTensor.from_local(
         local, kept.device_mesh, kept.placements, run_check=False, shape=kept.shape, stride=kept.stride()

@@ -29,7 +29,6 @@ from tempfile import TemporaryDirectory
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.batch_loader import BatchLoader
@@ -42,6 +41,7 @@ from meshwright.specs.precision import PRECISIONS
 from meshwright.specs.run import Data, Run, StateFormat
 from meshwright.training import device
 from meshwright.training.data import open_data
+from meshwright.training.distributed_tensors import whole_tensor
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.processes import WorkerLostError, run_ranks
 
@@ -447,7 +447,7 @@ def _reference(run: Run, *, micro_batch: int) -> _Reference:
 
 
 def _whole(tensor: Tensor) -> Tensor:
-    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
+    return whole_tensor(tensor).detach()
 
 
 def _errors(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:

@@ -16,6 +16,9 @@ saver     asynchronous saving
 stalls    time that steps waited for it
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from meshwright.training.checkpoints.content import Content, as_manifest, content, content_of, origin_of
 from meshwright.training.checkpoints.files import (
     BEST,
@@ -34,6 +37,17 @@ from meshwright.training.checkpoints.files import (
     verify,
     without_manifest,
 )
-from meshwright.training.checkpoints.reading import load
 from meshwright.training.checkpoints.saver import CheckpointSaver
-from meshwright.training.checkpoints.writing import save
+
+if TYPE_CHECKING:
+    from meshwright.training.checkpoints.reading import load
+    from meshwright.training.checkpoints.writing import save
+
+LATER = {"load": "reading", "save": "writing"}
+"""Names whose modules import distributed tensors with PyTorch's checkpoints: opened when they are used."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{LATER[name]}"), name)

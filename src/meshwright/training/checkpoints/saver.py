@@ -20,12 +20,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshwright.specs.run import Checkpoint
 from meshwright.training.checkpoints.peers import Peers
 from meshwright.training.checkpoints.stalls import Stalls
-from meshwright.training.checkpoints.writing import save
+from meshwright.training.distributed_tensors import own_part
 from meshwright.training.masters import distributed
 
 TIMEOUT = timedelta(hours=1)  # of collectives that wait for the slowest disk
@@ -69,6 +68,8 @@ class CheckpointSaver:
         return self._error is not None
 
     def _write(self, state: dict[str, Tensor], step: int, about: Mapping[str, Any]) -> None:
+        from meshwright.training.checkpoints.writing import save
+
         folder, keep = Path(self.settings.folder), self.settings.keep
         try:
             self.newest = save(state, folder=folder, step=step, about=about, keep=keep, peers=self.peers)
@@ -92,7 +93,7 @@ def staged(state: Mapping[str, Tensor], *, copies: dict[str, Tensor]) -> dict[st
     """Copy `state` to host memory. `copies` keeps the memory from one save to the next, pinned where there is a GPU."""
     on_host, is_gpu = {}, False
     for name, tensor in state.items():
-        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        local = own_part(tensor)
         if name not in copies:
             copies[name] = torch.empty_like(local, device="cpu", pin_memory=local.is_cuda)
         copies[name].copy_(local.detach(), non_blocking=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
+from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.models.families import check_model
 from meshwright.training.models.initialize import reset_buffers
 from meshwright.training.models.transformer import Transformer, TransformerOptions
@@ -55,6 +57,13 @@ def build_model(
 
 def materialize(built: Transformer, *, device: torch.device | str) -> None:
     """Allocate a meta model on `device`: parameters uninitialised, buffers zero, tied weights still tied."""
-    built.to_empty(device=device)
+
+    def allocated(meta: Tensor) -> Tensor:
+        if is_distributed(meta):
+            return torch.empty_like(meta, device=device)
+        # `empty_like` of a meta tensor traces PyTorch's reference, which imports SymPy
+        return torch.empty_strided(meta.size(), meta.stride(), dtype=meta.dtype, device=device)
+
+    built._apply(allocated)
     built.tie()
     reset_buffers(built)

@@ -19,10 +19,9 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from meshwright.specs.model import Model
+from meshwright.training.distributed_tensors import is_distributed, own_part
 from meshwright.training.models.experts import RoutedExperts
 from meshwright.training.models.lora import adapter_matrices, init_magnitudes
 from meshwright.training.models.transformer import Transformer
@@ -94,7 +93,7 @@ def reset_buffers(model: nn.Module) -> None:
 
 def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
     """Draw the whole tensor and keep this rank's part."""
-    local = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    local = own_part(parameter)
     whole = torch.empty(parameter.shape, dtype=torch.float32, device=local.device)
     draw(whole, generator=_generator(seed, name, local.device))
     _keep(whole, parameter)
@@ -102,7 +101,7 @@ def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: in
 
 def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
     """Draw the experts of this rank one by one: no second stack is ever held where the part is one slice."""
-    local = stack.to_local() if isinstance(stack, DTensor) else stack
+    local = own_part(stack)
     where = local_slices(stack)
     if where is None:
         whole = torch.empty(stack.shape, dtype=torch.float32, device=local.device)
@@ -116,9 +115,11 @@ def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: 
 
 
 def _keep(whole: Tensor, parameter: Tensor) -> None:
-    if not isinstance(parameter, DTensor):
+    if not is_distributed(parameter):
         parameter.copy_(whole)
         return
+    from torch.distributed.tensor import distribute_tensor
+
     # src_data_rank None: every rank has drawn the same whole, nothing is sent
     mesh, placements = parameter.device_mesh, parameter.placements
     parameter.to_local().copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local())
@@ -126,8 +127,11 @@ def _keep(whole: Tensor, parameter: Tensor) -> None:
 
 def local_slices(tensor: Tensor) -> tuple[slice, ...] | None:
     """The slice of the whole that this rank holds; None where it is not one slice."""
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         return tuple(slice(0, size) for size in tensor.shape)
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
     # type(), not isinstance: a strided shard is a Shard too, and not one slice
     if any(type(p) not in (Shard, Replicate) for p in tensor.placements):
         return None

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 from meshwright.specs.model import QKV, Lora, Model
+from meshwright.training.distributed_tensors import whole_tensor
 from meshwright.training.models import Transformer
 from meshwright.training.models.lora import places_of, saved_modules
 from meshwright.training.weights.adapter_config import (
@@ -56,7 +56,7 @@ def save_adapters(
     Tensors may be sharded, and other processes may have the tensors of other stages: every process must call
     this, the first writes. Raises InputError when the folder is not empty.
     """
-    whole = of_parts(_gathered({name: _whole(tensor).cpu() for name, tensor in tensors.items()}))
+    whole = of_parts(_gathered({name: whole_tensor(tensor).cpu() for name, tensor in tensors.items()}))
     if not is_writer():
         return
     entries = [
@@ -313,7 +313,3 @@ def _peft_name(model: Model, name: str) -> str:
 
 def _same(tensor: Tensor) -> Tensor:
     return tensor
-
-
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
+from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.models import Transformer, build_model
 from meshwright.training.models.initialize import local_slices
 from meshwright.training.models.lora import quantized_weights
@@ -185,7 +185,7 @@ def _list(names: list[str]) -> str:
 
 def fill(tensor: Tensor, files: Folder, name: str) -> None:
     """Copy the tensor `name`, or of a sharded `tensor` this rank's part of it."""
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         tensor.copy_(files.read(name))
         return
     where = local_slices(tensor)
@@ -197,7 +197,7 @@ def fill(tensor: Tensor, files: Folder, name: str) -> None:
 
 def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
     """Expert by expert: no second stack is ever held."""
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         for target, name in zip(tensor, names, strict=True):
             target.copy_(files.read(name))
         return
@@ -211,7 +211,7 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
 
 def _fill_part(tensor: Tensor, files: Folder, part: FilePart) -> None:
     """Copy a part of a fused tensor, or of a sharded `tensor` this rank's part of that."""
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         tensor.copy_(part.read(files))
         return
     where = local_slices(tensor)
@@ -223,9 +223,11 @@ def _fill_part(tensor: Tensor, files: Folder, part: FilePart) -> None:
 
 def fill_whole(tensor: Tensor, whole: Tensor) -> None:
     """Copy `whole`, or of a sharded `tensor` this rank's part of it."""
-    if not isinstance(tensor, DTensor):
+    if not is_distributed(tensor):
         tensor.copy_(whole)
         return
+    from torch.distributed.tensor import distribute_tensor
+
     whole = whole.to(tensor.device)
     part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
     tensor.to_local().copy_(part.to_local())

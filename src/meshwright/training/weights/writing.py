@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from meshwright.catalog.families import ModelFamily
+from meshwright.training.distributed_tensors import whole_tensor
 from meshwright.training.models import Transformer
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.folder import is_writer, new_folder
@@ -89,7 +89,7 @@ def _entries(built: Transformer, family: ModelFamily, *, dtype: torch.dtype) -> 
             continue
         kept = torch.float32 if name.endswith("bias_E") else dtype
         if ".experts." not in name:
-            yield TensorEntry(name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(_whole, tensor))
+            yield TensorEntry(name=names[0], shape=tuple(tensor.shape), dtype=kept, make=partial(whole_tensor, tensor))
             continue
         for index, file_name in enumerate(names):
             yield TensorEntry(
@@ -102,21 +102,17 @@ def _copies(built: Transformer, *, dtype: torch.dtype) -> Iterator[TensorEntry]:
     tensors = tensors_of(built)
     for name, ours in prediction_copies(built.model).items():
         ours = "embedding.weight" if ours not in tensors else ours  # a tied head
-        whole = partial(_whole, tensors[ours])
+        whole = partial(whole_tensor, tensors[ours])
         yield TensorEntry(name=name, shape=tuple(tensors[ours].shape), dtype=dtype, make=whole)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
 def _joined(part: FilePart, parts: Sequence[Tensor]) -> Tensor:
-    return part.join([_whole(tensor) for tensor in parts])
+    return part.join([whole_tensor(tensor) for tensor in parts])
 
 
 def _expert(stack: Tensor, index: int) -> Tensor:
     """One expert of a stack. A sharded stack gathers only that expert."""
-    return _whole(stack[index])
+    return whole_tensor(stack[index])
 
 
 def _portions(entries: Sequence[TensorEntry], *, file_bytes: int) -> list[list[TensorEntry]]:

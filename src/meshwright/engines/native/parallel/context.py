@@ -20,7 +20,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.training.models import Transformer
@@ -70,6 +69,8 @@ class ContextAttention(CoreAttention):
 
 def _gathered(x_BTGX: Tensor, *, mesh: DeviceMesh) -> Tensor:
     """Gather every rank's two chunks into whole sequences [B, S, G, X]. Their gradients are summed over ranks."""
+    from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+
     mine = DTensor.from_local(x_BTGX.unsqueeze(0), mesh, [Shard(0)], run_check=False)
     parts_CBTGX = mine.redistribute(mesh, [Replicate()]).to_local(grad_placements=[Partial()])
     early, late = parts_CBTGX.transpose(0, 1).unflatten(2, (2, -1)).unbind(2)

@@ -31,25 +31,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, state_axes
 from meshwright.kernels.experts.permutation import permute, unsort
 from meshwright.kernels.fp8.aligned_rows import AlignedRows
 from meshwright.specs.plan import Plan, Sharding
+from meshwright.training.distributed_tensors import is_distributed, own_part
 from meshwright.training.models.experts import RoutedExperts
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import Shard
+
 REPLICATE, SHARD, EXPERT, TENSOR = "expert_replicate", "expert_shard", "expert", "expert_tensor"
-WIDTH = {
-    "gate": Shard(1), "up": Shard(1), "down": Shard(2), "gate_bias": Shard(1), "up_bias": Shard(1),
-}  # fmt: skip
-"""Placement that shards dimension F of a stack [E, out, in], or of its biases [E, out]."""
+WIDTH = {"gate": 1, "up": 1, "down": 2, "gate_bias": 1, "up_bias": 1}
+"""Number of dimension F of a stack [E, out, in], or of its biases [E, out]."""
 
 MoveRows = Callable[[Tensor], Tensor]
 
@@ -72,8 +73,10 @@ class ExpertMesh:
         Prefer one that no other axis shards, so that a rank holds one slice of the stack, and one that divides
         evenly, so that no rank is without a part.
         """
-        sharded = [p.dim for p in stack.placements if isinstance(p, Shard)] if isinstance(stack, DTensor) else []
-        shape, num_shards = _local(stack).shape, self.mesh[SHARD].size()
+        from torch.distributed.tensor import Shard
+
+        sharded = [p.dim for p in stack.placements if isinstance(p, Shard)] if is_distributed(stack) else []
+        shape, num_shards = own_part(stack).shape, self.mesh[SHARD].size()
         dims = sorted(range(len(shape)), key=sharded.count)
         return next((Shard(dim) for dim in dims if shape[dim] % num_shards == 0), None)
 
@@ -108,10 +111,13 @@ def shard_experts(model: nn.Module, *, experts: ExpertMesh) -> None:
     """Keep this rank's experts of every layer of `model`, in place, and dispatch rows to the ranks of their experts."""
     if experts.group is None:
         return
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
     mesh = experts.mesh[EXPERT, TENSOR] if experts.num_copies > 1 else experts.mesh[EXPERT]
     for module in experts_of(model):
         for name, stack in list(module.named_parameters()):
-            placements = [Shard(0), WIDTH.get(name, Replicate())][: mesh.ndim]
+            width = Shard(WIDTH[name]) if name in WIDTH else Replicate()
+            placements = [Shard(0), width][: mesh.ndim]
             sharded = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
             setattr(module, name, nn.Parameter(sharded, requires_grad=stack.requires_grad))
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
@@ -142,13 +148,9 @@ def _forward(
     if aligned is not None:
         dispatch = replace(dispatch, order_P=aligned.order_P)
     rows_PD = _Move.apply(rows_MD, dispatch.dispatch, dispatch.combine)
-    stacks = {name: _local(stack) for name, stack in module.named_parameters()}
+    stacks = {name: own_part(stack) for name, stack in module.named_parameters()}
     rows_PD = module.run(rows_PD, counts_L, aligned, stacks)
     return _Move.apply(rows_PD, dispatch.combine, dispatch.dispatch)
-
-
-def _local(stack: Tensor) -> Tensor:
-    return stack.to_local() if isinstance(stack, DTensor) else stack
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -29,11 +29,11 @@ from collections.abc import Iterable
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from meshwright.engines.native.parallel.expert import ExpertMesh, experts_of
 from meshwright.engines.native.parallel.mesh import REPLICATE, SHARD, MeshCoordinates, state_axes
 from meshwright.specs.plan import Plan, Sharding
+from meshwright.training.distributed_tensors import is_fsdp
 
 
 def needs_fsdp(plan: Plan) -> bool:
@@ -57,6 +57,8 @@ def apply_fsdp(
 
     The shards are fp32 (the optimizer's masters), layers compute in `compute`, gradients are reduced in fp32.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     replicas, _ = state_axes(coordinates.plan)
     mesh = coordinates.axes(REPLICATE, SHARD) if replicas > 1 else coordinates.axes(SHARD)
     options = {
@@ -72,7 +74,7 @@ def apply_fsdp(
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(module, mesh=mesh, **options)
     for part in module.modules():
-        if isinstance(part, FSDPModule):
+        if is_fsdp(part):
             part.set_gradient_divide_factor(1.0)
             part.set_force_sum_reduction_for_comms(True)
     return module
@@ -80,5 +82,5 @@ def apply_fsdp(
 
 def set_gradient_sync(module: nn.Module, *, is_last: bool, sharding: Sharding) -> None:
     """Set if the next micro-batch reduces gradients over processes. Up to ZeRO-1 only the last one does."""
-    if isinstance(module, FSDPModule):
+    if is_fsdp(module):
         module.set_requires_gradient_sync(is_last or sharding > Sharding.OPTIMIZER)
