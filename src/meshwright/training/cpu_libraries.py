@@ -7,7 +7,8 @@ an idle machine: a small model has hundreds of regions in a layer, and waking a 
 than its work.
 
 oneDNN keeps the code that it compiled for each shape of a GEMM, by default of the last 1,024 shapes, half a megabyte
-each. A dense model has some twenty shapes. Experts have new ones in every step, which are never used again.
+each. A dense model has some twenty shapes. Experts have a few for each number of rows that they get, which is a
+multiple of an eighth of the mean (`models.experts`); without that they had new ones in every step.
 
 docs/log.md has the measured costs of both.
 """
@@ -24,7 +25,7 @@ WAIT_POLICY, SPIN_COUNT = "OMP_WAIT_POLICY", "GOMP_SPINCOUNT"
 SPINS = 3_000
 """Turns of the loop in which a thread waits; libgomp's own are 300,000."""
 PRIMITIVES = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-NUM_PRIMITIVES = 64
+NUM_PRIMITIVES = 128
 """Shapes whose code oneDNN keeps."""
 
 

@@ -13,6 +13,7 @@ M rows, E experts, K inputs, N outputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,8 +44,20 @@ def reference(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
     if torch.compiler.is_compiling():
         return opaque_reference(x_MK, weight_ENK, counts_E)
     # unbind, not indexing: the gradient of an index is a whole zero stack for every expert
-    parts = zip(x_MK.split(counts_E.tolist()), weight_ENK.unbind(), strict=True)
-    return torch.cat([linear(x, weight) for x, weight in parts])
+    parts = zip(parts_of(x_MK, counts_E), weight_ENK.unbind(), strict=True)
+    return joined([linear(x, weight) for x, weight in parts], num_rows=len(x_MK))
+
+
+def parts_of(x_MK: Tensor, counts_E: Tensor) -> Sequence[Tensor]:
+    """The rows of each expert. Rows of zeros behind the last expert are no one's."""
+    counts = counts_E.tolist()
+    return x_MK.split([*counts, len(x_MK) - sum(counts)])[:-1]
+
+
+def joined(parts: list[Tensor], *, num_rows: int) -> Tensor:
+    """The parts below each other, with rows of zeros behind them up to `num_rows`."""
+    missing = num_rows - sum(map(len, parts))
+    return torch.cat([*parts, parts[0].new_zeros(missing, parts[0].shape[1])] if missing else parts)
 
 
 def like_rows(x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> Tensor:
@@ -60,9 +73,8 @@ def like_operands(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: T
 @operator("grouped_reference_backward", fake=like_operands)
 def opaque_gradients(grad_MN: Tensor, x_MK: Tensor, weight_ENK: Tensor, counts_E: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of rows and matrices, by the GEMMs of `reference`."""
-    counts = counts_E.tolist()
-    parts = list(zip(grad_MN.split(counts), x_MK.split(counts), weight_ENK.unbind(), strict=True))
-    grad_x = torch.cat([matmul_nt(grad, weight.T) for grad, _, weight in parts])
+    parts = list(zip(parts_of(grad_MN, counts_E), parts_of(x_MK, counts_E), weight_ENK.unbind(), strict=True))
+    grad_x = joined([matmul_nt(grad, weight.T) for grad, _, weight in parts], num_rows=len(x_MK))
     return grad_x, torch.stack([matmul_nt(grad.T, x.T) for grad, x, _ in parts])
 
 

@@ -19,17 +19,20 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional
 
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.experts.grouped_gemm import grouped_gemm
+from meshwright.kernels.experts.grouped_gemm import grouped_gemm, joined, parts_of
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import RouterForm, route_tokens
 from meshwright.kernels.fp8.aligned_rows import AlignedRows, align
 from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
-from meshwright.kernels.linear import linear
+from meshwright.kernels.linear import compiles_shapes, linear
 from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
 from meshwright.training.models.balance import attach_loss, balance_loss, router_z_loss
 from meshwright.training.models.feed_forward import FeedForward, GatedActivation, GatedBlock
+
+SHAPES = 8
+"""Rows of an expert are a multiple of about an eighth of the mean: so its GEMMs have few shapes."""
 
 
 def router_form(spec: ExpertsSpec) -> RouterForm:
@@ -102,9 +105,12 @@ class RoutedExperts(GatedBlock):
             self.down_bias = nn.Parameter(torch.empty(num, hidden))
 
     def align(self, order_M: Tensor, counts_E: Tensor, /) -> AlignedRows | None:
-        """The rows that `forward` takes: in 8 bits with rows of zeros between experts; None: in the order given.
-        Expert parallelism, which moves rows before it aligns them, puts its own in this place."""
-        return None if self.fp8_states is None else align(order_M, counts_E, alignment=ALIGNMENT)
+        """The rows that `forward` takes: in 8 bits and for oneDNN with rows of zeros between experts; None: in the
+        order given. Expert parallelism, which moves rows before it aligns them, puts its own in this place."""
+        if self.fp8_states is not None:
+            return align(order_M, counts_E, alignment=ALIGNMENT)
+        rows = len(order_M) // len(counts_E) // SHAPES if compiles_shapes(self.gate) else 0
+        return align(order_M, counts_E, alignment=1 << rows.bit_length() - 1) if rows > 1 else None
 
     def forward(self, rows_PD: Tensor, counts_E: Tensor, aligned: AlignedRows | None, /) -> Tensor:
         """Return [P, D]: the first `counts_E[0]` rows that are not zeros go through expert 0, and so on."""
@@ -115,7 +121,7 @@ class RoutedExperts(GatedBlock):
     ) -> Tensor:
         """`forward` with these stacks of weights, in the place of its own parameters."""
         if self.fp8_states is None or aligned is None:
-            return run_experts(rows_PD, counts_E, **stacks, activation=self.activation)
+            return run_experts(rows_PD, counts_E, **stacks, activation=self.activation, aligned=aligned)
         block = Fp8Block(kind=self.kind, states=self.fp8_states, aligned=aligned, drops_hidden=self.drops_hidden)
         return run_experts_in_fp8(rows_PD, stacks, block=block)
 
@@ -131,13 +137,20 @@ def run_experts(
     gate_bias: Tensor | None = None,
     up_bias: Tensor | None = None,
     down_bias: Tensor | None = None,
+    aligned: AlignedRows | None = None,
 ) -> Tensor:
-    """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e."""
+    """[M, D]: rows sorted by expert through these stacks of weights, `counts_E[e]` of them through expert e, or as many
+    as are `aligned`."""
+    counts_E = counts_E if aligned is None else aligned.counts_E
     if torch.compiler.is_compiling() or choose("grouped_gemm", rows_MD, gate, counts_E) != "reference":
 
         def times(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
             out = grouped_gemm(x, weight, counts_E)
-            return out if bias is None else out + bias.repeat_interleave(counts_E, dim=0, output_size=len(x))
+            if bias is None:
+                return out
+            if aligned is not None:
+                return out + aligned.of_rows(bias)
+            return out + bias.repeat_interleave(counts_E, dim=0, output_size=len(x))
 
         hidden = activation(times(rows_MD, gate, gate_bias), times(rows_MD, up, up_bias))
         return times(hidden, down, down_bias)
@@ -149,9 +162,10 @@ def run_experts(
         return list(zip(weight.unbind(), biases, strict=True))
 
     stacks = (linears(gate, gate_bias), linears(up, up_bias), linears(down, down_bias))
-    parts = zip(rows_MD.split(counts_E.tolist()), *stacks, strict=True)
-    return torch.cat(
-        [linear(activation(linear(x, *of_gate), linear(x, *of_up)), *of_down) for x, of_gate, of_up, of_down in parts]
+    parts = zip(parts_of(rows_MD, counts_E), *stacks, strict=True)
+    return joined(
+        [linear(activation(linear(x, *of_gate), linear(x, *of_up)), *of_down) for x, of_gate, of_up, of_down in parts],
+        num_rows=len(rows_MD),
     )
 
 
