@@ -116,7 +116,8 @@ def unsupported_config(run: Run) -> Iterator[Unsupported]:
     if run.model.unsupported:
         yield Unsupported(
             key="model",
-            reason=f"the config of {run.model.name} asks for unknown features: {'; '.join(run.model.unsupported)}",
+            reason=f"no engine computes parts of {run.model.name}: {'; '.join(run.model.unsupported)}",
+            hint="`estimate` and `plan --engine any` cost it",
         )
 
 

@@ -59,12 +59,11 @@ def inline_model(given: InlineModel) -> Model:
 def changed_model(base: Model, changes: ModelVariant) -> Model:
     """`base` with the keys of `changes`. Raises `BelowError` where the two disagree."""
     given = changes.model_dump(exclude_unset=True, exclude={"base"})
-    shapes = {key: value for key, value in asdict(base).items() if key != "unsupported"}
-    shapes["family"] = base.family or None
+    shapes = asdict(base) | {"family": base.family or None}
     section = validated(InlineModel, _merged(shapes, given))
     if isinstance(section, list):  # a section that the base does not have needs all of its keys
         raise BelowError(".".join(map(str, section[0].path)), f"is missing: {base.name} does not have it")
-    model = replace(inline_model(section), unsupported=base.unsupported)
+    model = inline_model(section)
     is_other = bool(given.keys() - {"name", "num_mtp_layers"})
     return replace(model, name=f"{base.name}-variant") if is_other and "name" not in given else model
 

@@ -11,18 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
-from meshwright.specs.limits import (
-    PER_LAYER,
-    BelowOne,
-    Limits,
-    Names,
-    NoKey,
-    NotNegative,
-    Positive,
-    Share,
-    Size,
-    SizeOrZero,
-)
+from meshwright.specs.limits import PER_LAYER, BelowOne, Limits, Names, NotNegative, Positive, Share, Size, SizeOrZero
 from meshwright.specs.sparse_attention import Compression, Indexer
 
 
@@ -374,7 +363,8 @@ class Model:
     rope: Rope = Rope()
     windowed_rope: Rope | None = None  # of layers with a sliding window (Gemma 3); None: as `rope`
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
-    unsupported: Annotated[tuple[str, ...], NoKey] = ()  # keys of its config that no engine here computes: only planned
+    # parts, or keys of its config, that no engine here computes: only planned (ALiBi)
+    unsupported: Annotated[tuple[str, ...], PER_LAYER] = ()
 
     @property
     def num_moe_layers(self) -> int:

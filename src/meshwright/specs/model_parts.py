@@ -55,6 +55,7 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "mtp_pattern": "",
         "mtp_shared": False,
         "linear_attention": None,
+        "unsupported": (),
     }
 )
 """The parts, with the value of a model that lacks them."""

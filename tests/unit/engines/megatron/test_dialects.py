@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.unit.engines.megatron.test_forks import script
 from tests.unit.engines.megatron.test_importing import imported
 
+from meshwright.engines.base import find_engine
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.dialects import translated
 from meshwright.engines.megatron.shell_scripts.syntax import Word
@@ -176,3 +178,22 @@ def test_another_program_is_one_reason(tmp_path):
     path.write_text("torchrun train.py --hidden_width 64 --num_heads 4 --dataset c4 --model_type x --train_on 1")
     with pytest.raises(InputError, match="calls a program with other options than Megatron-LM: got '--hidden_width"):
         imported(str(path))
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        ("--position-embedding-type alibi", ("ALiBi",)),
+        ("--position-embedding-type alibi --embed-layernorm", ("a norm after the embedding", "ALiBi")),
+        ("--position-embedding-type rope --rotary-interleaved", ("rotations of neighbouring dimensions",)),
+        ("--position-embedding-type none --swiglu", ("attention without positions",)),
+    ],
+)
+def test_parts_that_cost_nothing_are_estimated_and_not_trained(options, parts, tmp_path):
+    run, _ = imported(script(tmp_path, options))
+    plain, _ = imported(script(tmp_path, "--position-embedding-type rope " + "--swiglu" * ("swiglu" in options)))
+    assert (run.model.unsupported, run.model.learned_positions) == (parts, 0)
+    assert replace(run.model, unsupported=(), rope=plain.model.rope) == plain.model
+    for engine in ("native", "megatron", "torchtitan", "maxtext"):
+        reasons = [problem.reason for problem in find_engine(engine).check(run)]
+        assert any(parts[-1] in reason for reason in reasons), engine

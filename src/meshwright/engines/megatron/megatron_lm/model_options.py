@@ -59,13 +59,14 @@ def model_section(options: MegatronOptions, *, name: str) -> dict[str, Any] | st
         if option in options and got not in no_effect:
             raise InputError(f"a model that run files cannot express: --{option}", got=got)
     section = {"name": name, **_shapes(options)} | _blocks(options)
+    section["unsupported"] = [part for option, part in _TABLES["planned_only"].items() if options.flag(option)]
     rope = _positions(options, section)
     section |= {"rope": rope} if rope else {}
     if "num-experts" in options:
         section["experts"] = _experts(options, section)
         if not section["experts"]["num_dense_layers"] and BlockKind.FEED_FORWARD not in section["layer_pattern"]:
             section["ffn_hidden"], section["ffn_bias"] = 0, False
-    return catalogue_name(section) or {key: value for key, value in section.items() if value not in ("", None)}
+    return catalogue_name(section) or {key: value for key, value in section.items() if value not in ("", None, [])}
 
 
 def _blocks(options: MegatronOptions) -> dict[str, Any]:
@@ -271,13 +272,15 @@ def _positions(options: MegatronOptions, section: dict[str, Any]) -> dict[str, A
     if kind == "learned_absolute" and not has_none:
         section["learned_positions"] = table
         return {}
-    if kind == "none" and section["layer_pattern"]:  # no engine rotates what hybrids attend to
+    if kind in (planned := _TABLES["planned_positions"]):
+        if kind != "none" or not section["layer_pattern"]:  # no engine rotates what hybrids attend to
+            section["unsupported"].append(planned[kind])
         return {}
     if kind == "yarn":
         own = {"truncate": not options.flag(NOT_TRUNCATED)} | ({} if temperatures == PAPERS else temperatures)
         return {"theta": theta} | latent_yarn | _given(options, "yarn") | own
     if kind != "rope" or rope_type != "rope":
-        allowed = "rope, yarn, learned_absolute"
+        allowed = "rope, yarn, learned_absolute, alibi, none"
         raise InputError("positions that run files cannot express", got=f"{kind}, {rope_type}", allowed=allowed)
     rope: dict[str, Any] = {"theta": theta} | ({"rotated_share": fraction} if fraction != 1 else {})
     if "rope-factor" in options:
