@@ -55,7 +55,6 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "mtp_pattern": "",
         "mtp_shared": False,
         "linear_attention": None,
-        "unsupported": (),
     }
 )
 """The parts, with the value of a model that lacks them."""

@@ -55,11 +55,10 @@ PRESENT = {
     "experts.latent": 64,
     "experts.own_norms": True,
     "mtp_shared": True,
-    "unsupported": ("ALiBi",),
 }
 WITHOUT_MENTION = {
     "name", "hidden", "num_layers", "vocab", "attention", "ffn_hidden", "gated_ffn", "experts", "tied_embeddings",
-    "num_mtp_layers", "learned_positions", "norm_bias", "norm_epsilon", "rope", "family", "kind",
+    "num_mtp_layers", "learned_positions", "norm_bias", "norm_epsilon", "rope", "family", "unsupported", "kind",
     "num_heads", "num_kv_heads", "head_dim", "value_head_dim", "query_lora_rank", "kv_lora_rank", "rope_head_dim",
     "window", "num_windowed_layers", "output_lora_rank", "bias", "qk_norm", "num_experts", "top_k", "num_shared",
     "shared_ffn_hidden",

@@ -10,11 +10,14 @@ from tests.unit.engines.megatron.test_forks import script
 from tests.unit.engines.megatron.test_importing import imported
 
 from meshwright.engines.base import find_engine
+from meshwright.engines.megatron.check import check_export
 from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.megatron_lm.dialects import translated
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.engines.megatron.unestimated import forks
 from meshwright.errors import InputError
+from meshwright.specs.features import AttentionKernel
+from meshwright.specs.model import Activation
 from meshwright.specs.plan import Offload, Recompute, Sharding
 
 DEEPSPEED = "--deepspeed --deepspeed_config ds.json"
@@ -42,7 +45,7 @@ def test_options_of_earlier_releases(tmp_path):
 @pytest.mark.parametrize(
     ("stage", "sharding"),
     [
-        ("0", Sharding.NONE), ("1", Sharding.OPTIMIZER), ("2", Sharding.GRADIENTS), ("3", Sharding.PARAMETERS),
+        ("0", Sharding.OPTIMIZER), ("1", Sharding.OPTIMIZER), ("2", Sharding.GRADIENTS), ("3", Sharding.PARAMETERS),
     ],
 )  # fmt: skip
 def test_the_stage_of_zero(stage, sharding, tmp_path):
@@ -194,6 +197,38 @@ def test_parts_that_cost_nothing_are_estimated_and_not_trained(options, parts, t
     plain, _ = imported(script(tmp_path, "--position-embedding-type rope " + "--swiglu" * ("swiglu" in options)))
     assert (run.model.unsupported, run.model.learned_positions) == (parts, 0)
     assert replace(run.model, unsupported=(), rope=plain.model.rope) == plain.model
-    for engine in ("native", "megatron", "torchtitan", "maxtext"):
-        reasons = [problem.reason for problem in find_engine(engine).check(run)]
-        assert any(parts[-1] in reason for reason in reasons), engine
+    checks = [find_engine(engine).check for engine in ("native", "megatron", "torchtitan", "maxtext")]
+    for check in (*checks, check_export):
+        assert f"no engine computes parts of train: {'; '.join(parts)}" in [problem.reason for problem in check(run)]
+
+
+def test_deepspeed_shards_the_states_of_bf16_in_stage_0(tmp_path):
+    document = """cat <<EOT > ds.json
+{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 0}}
+EOT"""
+    for call, before in ((f"{DEEPSPEED} --zero-stage 0", ""), (DEEPSPEED, document)):
+        run, notes = imported(script(tmp_path, call, before=before))
+        assert run.plan.sharding is Sharding.OPTIMIZER
+        assert "stage 0 of ZeRO in bf16: DeepSpeed shards the optimizer states" in notes
+        path = Path(script(tmp_path, call, before=before))
+        path.write_text(path.read_text(encoding="utf-8").replace("--bf16", "--fp16"), encoding="utf-8")
+        assert imported(str(path))[0].plan.sharding is Sharding.NONE
+
+
+def test_attention_of_megatron_deepspeed_is_unfused_without_an_option(tmp_path):
+    call = f"{DEEPSPEED} --zero-stage 1"
+    assert imported(script(tmp_path, call))[0].stack.features.attention is AttentionKernel.UNFUSED
+    for option in ("--use-flash-attn", "--use-flash-attn-v2", "--use-flash-attn-builder"):
+        run, notes = imported(script(tmp_path, f"{call} {option}"))
+        assert run.stack.features.attention is AttentionKernel.FA3
+        assert "--use-flash-attn has no effect" not in notes
+
+
+def test_gated_blocks_of_bigscience(tmp_path):
+    run, _ = imported(script(tmp_path, "--glu-activation swiglu --no-bias-gelu-fusion"))
+    assert (run.model.gated_ffn, run.model.ffn_hidden) == (True, 4 * run.model.hidden)
+    assert run.model.activation is Activation.SILU
+    run, _ = imported(script(tmp_path, "--glu-activation swiglu --ffn-hidden-size 688"))
+    assert (run.model.gated_ffn, run.model.ffn_hidden) == (True, 688)
+    with pytest.raises(InputError, match="--glu-activation has a value that is not read: got 'geglu', allowed: swiglu"):
+        imported(script(tmp_path, "--glu-activation geglu"))

@@ -443,6 +443,11 @@ def test_the_vocabulary_is_that_of_its_file(tmp_path):
         ({"tokenizer_type": "Llama3Tokenizer", "tokenizer_model": "/x/Meta-Llama-3.1-8B/tokenizer.json"}, 128_256,
          "llama3.1-8b"),
         ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "Qwen/Qwen3-30B-A3B"}, 151_936, "qwen3-30b-a3b"),
+        ({"tokenizer_type": "GPTSentencePieceTokenizer", "tokenizer_model": "$DATA/nemotron_2_256k.model"}, 256_000,
+         "nemotron_2_256k.model"),
+        ({"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "google/mt5-base"}, 250_100, "google/mt5-base"),
+        ({"tokenizer_type": "GPTSentencePieceTokenizer", "tokenizer_model": "x/llama-7b/tokenizer.model"}, 32_000,
+         "llama-7b"),
     ],
 )  # fmt: skip
 def test_the_vocabulary_that_the_name_of_a_tokenizer_implies(tokenizer, size, of, tmp_path):

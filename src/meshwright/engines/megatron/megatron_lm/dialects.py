@@ -36,7 +36,7 @@ def translated(words: Sequence[Word], *, path: Path, documents: Iterable[str] = 
     absent = [fork["absent"] for fork in applying if "absent" in fork]
     added = [
         Word(text=text, line=0)
-        for one in absent for name, meant in one.items() if name not in names for text in meant.split()
+        for one in absent for name, meant in one.items() if not names & {*name.split()} for text in meant.split()
     ]  # fmt: skip
     return [*added, *(word for group in groups for word in _meaning(group, means, path=path))], notes
 
@@ -100,11 +100,16 @@ def _with_zero(groups: list[list[Word]], *, path: Path, documents: Iterable[str]
         if stated is None:
             hint = f'give the stage: "{path.name} --{ZERO_STAGE} 1"'
             raise InputError(f"the stage of ZeRO is in {file or 'a file of DeepSpeed'}, which is not here", hint=hint)
-        return groups, [f"{file} of DeepSpeed is not here: --{ZERO_STAGE} {stated} is taken, without offloading"]
-    zero = settings.get("zero_optimization") or {}
-    stage, notes = str(zero.get("stage", 0)), []
+        zero: dict[str, Any] = {"stage": stated}
+        notes = [f"{file} of DeepSpeed is not here: --{ZERO_STAGE} {stated} is taken, without offloading"]
+    else:
+        zero, notes = settings.get("zero_optimization") or {}, []
+    stage = str(zero.get("stage", 0))
     if stated not in (None, stage):
         notes.append(f"--{ZERO_STAGE} {stated} has no effect: DeepSpeed's settings say {stage}")
+    if stage == "0" and "bf16" in given:  # BF16_Optimizer (deepspeed/runtime/engine.py, _configure_optimizer)
+        stage = "1"
+        notes.append("stage 0 of ZeRO in bf16: DeepSpeed shards the optimizer states, as in stage 1")
     if _device(zero, "offload_param"):
         raise InputError(f"{path}: weights that DeepSpeed offloads cannot be expressed", got="offload_param")
     line = Word(text=f"--{ZERO_STAGE}", line=0)

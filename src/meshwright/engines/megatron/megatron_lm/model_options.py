@@ -22,7 +22,7 @@ GPT2_VOCABULARY = 50_257
 TOKENIZERS = {"Llama2Tokenizer": "llama2-7b"}
 """Models by the type of their tokenizer."""
 ENTRY_POINTS = "the options of pretrain_gpt.py"
-OF_MODELS = ("HuggingFaceTokenizer", "Llama3Tokenizer", *TOKENIZERS)
+OF_MODELS = ("GPTSentencePieceTokenizer", "HuggingFaceTokenizer", "Llama3Tokenizer", *TOKENIZERS)
 """Types of tokenizers that `--tokenizer-model ORGANISATION/MODEL`, or a file in the folder of a model, names."""
 ITS_FILE = re.compile(r"tokenizer\.(model|json)|\$\{?\w+\}?|<.*>|")
 MAY_BE_GPT2 = re.compile(r"gpt-?2|[$<]|^[^/]*$", re.IGNORECASE)  # files of vocabularies; others are of own tokenizers
@@ -182,7 +182,10 @@ def _vocab(options: MegatronOptions) -> int:
         found = _size_of(file, options.path) or 0
         if not found and (not file or MAY_BE_GPT2.search(file)):
             found = _assumed(options, tokenizer, "GPT-2", GPT2_VOCABULARY)
-    if not found and (known := _model_of_tokenizer(tokenizer, "".join(named))):
+    name, sizes = "".join(named), _TABLES["vocabularies"]
+    if not found and (of := next((key for key in (name, name.rpartition("/")[2]) if key in sizes), "")):
+        found = _assumed(options, f"{tokenizer} {name}", of, sizes[of])
+    if not found and (known := _model_of_tokenizer(tokenizer, name)):
         found = _assumed(options, " ".join((tokenizer, *named)), known.name, known.vocab)
     if not found:
         files = " ".join((tokenizer, *named, file)).strip()
