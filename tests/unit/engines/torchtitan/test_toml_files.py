@@ -181,9 +181,15 @@ def test_every_preset_is_a_model_of_a_run_file(tmp_path):
             2 * 2048 * 256 + 6 * (256 * (192 * 16 + 576) + 512 * 256 * 16 + 2048 * 256 + 512 + 512) + 256
             + 3 * 256 * 1024 + 5 * (10 * 3 * 256 * 256 + 256 * 8),
         ),
+        # 64 query and 8 key heads of 128; widths 32768 and 21504 are of 8/3 times the width, times 3/2 and 1.3125
+        (("llama3", "32B"), 2 * 128256 * 8192 + 32 * (2 * 8192**2 * 9 // 8 + 3 * 8192 * 32768 + 2 * 8192) + 8192),
+        (
+            ("llama3", "coreweave"),
+            2 * 128256 * 6144 + 60 * (2 * 6144**2 * 7 // 6 + 3 * 6144 * 21504 + 2 * 6144) + 6144,
+        ),
     ],
 )  # fmt: skip
-def test_toys_have_the_parameters_of_torchtitan(preset, parameters):
+def test_presets_have_the_parameters_of_torchtitan(preset, parameters):
     assert float(count_parameters(model_row(preset_model(*preset))).total) == pytest.approx(
         parameters, abs=8 * 3
     )  # routing biases
@@ -222,3 +228,13 @@ def test_other_values_of_early_keys_are_refused(more, message, tmp_path):
     (tmp_path / "run.toml").write_text(text)
     with pytest.raises(InputError, match=message):
         import_toml(tmp_path / "run.toml", cluster="h100-8x1")
+
+
+def test_keys_of_forks(tmp_path):
+    fork = TOML % "[infra]\nset_gpu_affinity = true\n[optimizer]\nfollow_fsdp_groups = true\n[parallelism]\n"
+    (tmp_path / "run.toml").write_text(fork + "prefetch_distance = 4\nprefetch_before_data = true")
+    notes = "\n".join(import_toml(tmp_path / "run.toml", cluster="h100-8x1").notes)
+    left_out = ("prefetch_distance = 4", "prefetch_before_data = True", "follow_fsdp_groups = True")
+    assert "the estimate does not include" in notes
+    assert all(key in notes for key in left_out)
+    assert "set_gpu_affinity" not in notes

@@ -17,6 +17,8 @@ PRESETS: Mapping[str, str | Mapping[str, Any]] = _FILE["models"] | _FILE["change
 """Models of the catalogue by torchtitan's presets, or such a `base` with what a preset changes."""
 EARLIER: Mapping[str, list[Any] | None] = dict.fromkeys(_FILE["without_effect"]["keys"]) | _FILE["same"]
 """Keys before 0.1.0 with the values that change no step; None: no value does."""
+OF_FORKS: dict[str, Any] = _FILE["forks"]
+"""Keys that forks have added, with their defaults."""
 OLDER: dict[str, str] = _FILE["older"]
 """Keys by their names before 0.1.0."""
 

@@ -20,7 +20,7 @@ from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.torchtitan.config_trees import run_content
 from meshwright.engines.torchtitan.config_trees.contradictions import contradictions
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel
-from meshwright.engines.torchtitan.toml_files.presets import OLDER, preset_model, without_earlier
+from meshwright.engines.torchtitan.toml_files.presets import OF_FORKS, OLDER, preset_model, without_earlier
 from meshwright.errors import InputError
 from meshwright.specs.model import Router
 from meshwright.specs.run import BIAS_RATE
@@ -70,7 +70,7 @@ class _TomlSettings(run_content.TrainerSettings):
 def known_keys() -> dict[str, Any]:
     """Return the keys of torchtitan's TOML files with their defaults."""
     path = Path(__file__).with_name("keys.json")
-    return json.loads(path.read_text(encoding="utf-8"))["keys"]
+    return json.loads(path.read_text(encoding="utf-8"))["keys"] | OF_FORKS
 
 
 def _flat(values: dict[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
