@@ -16,7 +16,7 @@ from meshwright.engines.recognition import Recognised, configurations_below
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.result import Result
 
-_NODES = sorted(size << power for power in range(11) for size in (1, 3))
+_NODES = sorted(size << power for power in range(11) for size in (1, 3, 5, 7, 9))
 CLUSTERS = (*(f"h100-8x{nodes}" for nodes in dict.fromkeys((64, *_NODES))), "h100-4x1", "h100-2x1", "h100-1x1")
 """Clusters that a file is read on where none is given: the first that its degrees fill."""
 NOT_OF_CLUSTERS = 4

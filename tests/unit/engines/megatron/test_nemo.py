@@ -123,3 +123,14 @@ def test_parts_of_other_programs_are_not_of_megatron_bridge(tmp_path):
         path = tmp_path / "part.yaml"
         path.write_text(f"_target_: {target}\nmodel: {{a: 1}}\n", encoding="utf-8")
         assert is_bridge_yaml(str(path)) is is_one
+
+
+def test_fp8_of_nemo(tmp_path):
+    own = "  fp8_e4m3: true\n  tp_only_amax_red: true\n  tp_comm_atomic_ag: false\n"
+    text = NEMO.replace("model:\n", f"model:\n{own}", 1)
+    run, notes = imported(written(tmp_path, text))
+    assert (run.precision.name, "E5M2" in notes) == ("bf16", False)
+    assert "--model.tp_only_amax_red true" in notes
+    assert "tp_comm_atomic_ag" not in notes
+    run, notes = imported(written(tmp_path, text.replace("fp8: False", "fp8: True")))
+    assert (run.precision.name, "E5M2" in notes) == ("fp8_delayed", True)

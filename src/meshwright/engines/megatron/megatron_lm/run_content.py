@@ -21,6 +21,8 @@ from meshwright.errors import InputError
 from meshwright.specs.hardware import Cluster
 
 FP8 = {"delayed": "fp8_delayed", "tensorwise": "fp8", "blockwise": "fp8_blockwise", "mxfp8": "mxfp8"}
+PER_TENSOR = ("delayed", "tensorwise")
+"""Recipes of fp8 whose gradients have a format of their own."""
 SCHEDULES = {style: schedule.value for schedule, style in LR_DECAY_STYLES.items()}
 DECAY_SHAPES = {"minus_sqrt": "sqrt", **{name: name for name in ("linear", "cosine", "exponential")}}
 ELSEWHERE = {
@@ -149,6 +151,8 @@ def _precision(options: MegatronOptions) -> str:
         if recipe not in FP8:
             allowed = ", ".join(FP8)
             raise InputError("a precision that run files do not support", got=f"--fp8-recipe {recipe}", allowed=allowed)
+        if fp8 == "e4m3" and recipe in PER_TENSOR:
+            options.note("--fp8-format e4m3 is not carried over: gradients are in E5M2, which has a larger range")
         return FP8[recipe]
     return "fp16" if is_fp16 else "bf16" if is_bf16 else "fp32"
 
