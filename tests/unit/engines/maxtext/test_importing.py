@@ -22,6 +22,7 @@ from meshwright.engines.maxtext.facts import FACTS
 from meshwright.engines.maxtext.lower import configuration
 from meshwright.errors import InputError, MissingDependencyError, RunFileError
 from meshwright.specs.features import AttentionKernel, Features, WireFormat
+from meshwright.specs.model import RopeScaling
 from meshwright.specs.run import Run
 
 PUBLISHED = YAML(typ="safe").load((Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8"))
@@ -201,7 +202,6 @@ DEEPSEEK = PUBLISHED["deepseek2-16b"]
         ({"lora": {"enable_lora": True, "lora_module_path": "encoder/.*"}}, "adapters of modules that"),
         ({"opt_type": "muon"}, "optimizer"),
         ({"quantization": "int8"}, "precision"),
-        ({"rope_type": "yarn"}, "rotary pairs"),
         ({"rope_type": "ntk"}, "RoPE scaling"),
         ({"attention_type": "mla"}, "attention_type"),
         ({"decoder_block": "deepseek"}, "RoPE scaling"),
@@ -396,6 +396,20 @@ def test_replicas_over_slices_are_counted_by_the_degrees_within_one(tmp_path):
     values = {"steps": 10, "ici_fsdp_parallelism": 8, "dcn_data_parallelism": -1}
     run, _ = imported(written(tmp_path, values), cluster="h100-8x4")
     assert (run.plan.data_shard, run.plan.data_replicate) == (8, 4)
+
+
+def test_rotated_pairs_are_planned_and_not_trained(tmp_path):
+    yarn = {"rope_type": "yarn", "steps": 10}
+    for pairs in (True, False):
+        run, _ = imported(written(tmp_path, yarn | {"rope_interleave": pairs}))
+        assert run.model.unsupported == ("rotations of neighbouring dimensions",) * pairs
+        assert run.model.rope.scaling is RopeScaling.YARN
+
+
+def test_forced_balance_of_rocm_is_noted_where_it_is_on(tmp_path):
+    for forces in (True, False):
+        _, notes = imported(written(tmp_path, {"steps": 10, "expert_balance": forces}))
+        assert ("expert_balance = True is not carried over" in notes) is forces
 
 
 def test_keys_of_other_versions_are_known(tmp_path):

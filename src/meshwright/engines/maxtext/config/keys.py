@@ -158,6 +158,7 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
         raise InputError("a decoder block that is not supported", got=block, allowed=", ".join(BLOCKS))
     num_experts = settings.peek("num_experts")
     is_latent = block == LATENT
+    has_pairs = settings.peek("rope_type") == "yarn" and settings.peek("rope_interleave") and not is_latent
     model: dict[str, Any] = {
         "name": name,
         "family": BLOCKS[block] if qk_norm else WITHOUT_NORMS.get(block, BLOCKS[block]),
@@ -198,6 +199,8 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
         complete(block, model, settings)
     if model["family"] is None:
         del model["family"]
+    if has_pairs:
+        model["unsupported"] = ["rotations of neighbouring dimensions"]
     _refuse_others(settings)
     return catalogue_name(model) or model
 
@@ -288,8 +291,8 @@ def _yarn(settings: MaxTextKeys, *, is_latent: bool) -> dict[str, Any]:
     slopes = {"beta_fast": float(take("beta_fast")), "beta_slow": float(take("beta_slow"))}
     truncate, pairs = take("rope_truncate"), take("rope_interleave")
     mscale, is_rotation_scaled = float(take("mscale")), take("rope_attention_scaling")
-    if pairs is not is_latent:
-        raise InputError("rotary pairs that are not supported", got=f"rope_interleave = {pairs}", allowed=is_latent)
+    if is_latent and not pairs:
+        raise InputError("rotary pairs that are not supported", got="rope_interleave = False", allowed=True)
     if factor <= 1:
         return {}
     of_scores = (mscale if is_beyond else 0.0) if is_latent else float(not is_rotation_scaled)
