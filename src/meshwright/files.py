@@ -36,6 +36,14 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
+def is_there(name: str) -> bool:
+    """Return True if `name` is that of a file or folder; False also for text that can be the name of none."""
+    try:
+        return Path(name).exists()
+    except (OSError, ValueError):  # too long, a null byte
+        return False
+
+
 def write_atomically(path: Path, text: str | bytes) -> None:
     """Write bytes or UTF-8 text beside `path` and rename it into place. Raises OSError; then `path` is as before.
 

@@ -22,7 +22,7 @@ from meshwright.engines.base import ASSUMED, Imported, ImportingEngine, StatedCl
 from meshwright.engines.maxtext_scripts import MaxTextCall, maxtext_call
 from meshwright.engines.recognition import recognised
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import is_there, write_atomically
 from meshwright.json_values import jsonable
 from meshwright.planner.engines import engine_facts
 from meshwright.result import Result
@@ -80,6 +80,7 @@ def import_configuration(
 
     Raises InputError for what cannot be read or has no place in a run file, or where it cannot be written.
     """
+    source = shlex.quote(source) if is_there(source) else source
     _require_file(source)
     name = engine or _engine_of(source)
     reader = find_engine(name)
@@ -93,8 +94,10 @@ def import_configuration(
     stream = StringIO()
     YAML().dump(found.content, stream)
     assumed = "".join(f"# {note}\n" for note in found.notes if note.startswith(ASSUMED))
-    text = f"# From {source}, a configuration of {found.program or name}\n{assumed}{stream.getvalue()}"
-    run = runfile.loads(text, file=str(file or Path(source).with_suffix(".yaml")))
+    text = (
+        f"# From {' '.join(source.split())}, a configuration of {found.program or name}\n{assumed}{stream.getvalue()}"
+    )
+    run = runfile.loads(text, file=str(file or "run.yaml"))
     refusals = [f"the {name} engine: {problem}" for problem in reader.check(run)]
     memory, cautions = plan_memory(run)
     notes = (*call.notes, *found.notes, *refusals, *cautions)

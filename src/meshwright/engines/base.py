@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from meshwright.catalog.engines import engine_contract
 from meshwright.errors import InputError
+from meshwright.files import is_there
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -169,6 +170,11 @@ def not_estimated(settings: Iterable[str]) -> list[str]:
     """
     named = ", ".join(settings)
     return [f"the estimate does not include: {named}"] if named else []
+
+
+def is_setting(part: str) -> bool:
+    """Return True for `key=value` behind a configuration, False for a file, also one with = in its path."""
+    return "=" in part and not is_there(part)
 
 
 class TrainingEngine(Protocol):

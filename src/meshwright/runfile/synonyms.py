@@ -93,7 +93,7 @@ SYNONYMS = {name: key for key, names in _NAMES.items() for name in names.split()
 _TARGETS = {
     "query": "q_proj q wq query_proj", "key": "k_proj k wk key_proj", "value": "v_proj v wv value_proj",
     "qkv": "qkv_proj linear_qkv query_key_value c_attn", "output": "o_proj o wo out_proj output_proj linear_proj",
-    "gate": "gate_proj w1", "up": "up_proj w3", "down": "down_proj w2 linear_fc2",
+    "gate": "gate_proj w1", "up": "up_proj w3 fc1", "down": "down_proj w2 linear_fc2 fc2",
     "gate, up": "gate_up_proj linear_fc1",
 }  # fmt: skip
 LORA_TARGETS = {name: ours for ours, names in _TARGETS.items() for name in names.split()}

@@ -13,12 +13,17 @@ from meshwright.runfile.synonyms import LORA_TARGETS
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 ALL = (*ATTENTION, *MLP)
+BLOCKS = {"mlp": {*MLP}, "self_attn": {"q", "k", "v", "o"}}
+"""Names of the matrices in each block of a layer, in most families."""
 EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
 """A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
 
 
-def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
-    """Return the run file's task; empty where every parameter is trained. `kind`: lora, qlora, or as the files say."""
+def lora_task(settings: Settings, *, kind: str | None, family: str) -> dict[str, Any]:
+    """Return the run file's task; empty where every parameter is trained. `kind`: lora, qlora, or as the files say.
+
+    `family`: architecture of the model, by which PEFT chooses the modules where none are named.
+    """
     name = kind or settings.text("adapter") or "none"
     if name == "none":
         for setting in ("in_4_bits", "quantised_bits"):
@@ -39,7 +44,7 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         "rank": rank,
         "alpha": float(alpha),
         "dropout": settings.number("dropout") or 0.0,
-        "targets": _targets(settings),
+        "targets": _targets(settings, family),
         "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
         **patterns,
     }
@@ -47,7 +52,7 @@ def lora_task(settings: Settings, *, kind: str | None) -> dict[str, Any]:
         found["use_dora"] = True
     if saved := settings.get("modules_to_save"):
         names = [saved] if isinstance(saved, str) else saved
-        if not (isinstance(names, list) and all(name in MODULES_TO_SAVE for name in names)):
+        if not (isinstance(names, list) and all(str(name) in MODULES_TO_SAVE for name in names)):
             raise settings.error(
                 "modules_to_save", "run files train embedding and head whole", allowed=", ".join(MODULES_TO_SAVE)
             )
@@ -78,9 +83,10 @@ def _base_format(settings: Settings) -> str:
     return settings.text("codes") or "full"
 
 
-def _targets(settings: Settings) -> list[str]:
+def _targets(settings: Settings, family: str) -> list[str]:
     """Return the adapted matrices. Raises InputError for modules that run files do not adapt."""
     given = settings.get("targets") if "targets" in settings.given or not settings.truth("all_linear") else None
+    given = given or settings.table.values.get("targets", {}).get(family)
     found = {name for name in ATTENTION if settings.truth(f"adapted_{name}")}
     found |= {*MLP} if settings.truth("adapted_mlp") else set()
     found |= {*ALL} if settings.truth("all_linear") else set()
@@ -99,18 +105,24 @@ def _targets(settings: Settings) -> list[str]:
     return [name for name in (*ATTENTION, "qkv", *MLP) if name in found]
 
 
+def _of_every_layer(path: str) -> str:
+    """Return the name of a module with its block before it, which every layer has; other paths as they are."""
+    block, _, name = path.rpartition(".")
+    within = BLOCKS.get(block, set())
+    return name if not block or name.removesuffix("_proj") in within or block in ("attention", "attn") else path
+
+
 def _names(given: Any, settings: Settings) -> list[str]:
     """Return the names of modules in a list, in a text with commas, or in a pattern of paths."""
     if given is None:
         return []
     if isinstance(given, list) and all(isinstance(one, str) for one in given):
-        return [one.rpartition(".")[2] for one in given]
+        return [_of_every_layer(one) for one in given]
     if not isinstance(given, str):
         raise settings.error("targets", "must be names of modules")
     given = given.replace("(_checkpoint_wrapped_module.)?", "")
     if (pattern := EVERY_LAYER.fullmatch(given[:200])) and len(given) <= 200:
         blocks, names = pattern[1].split("|"), pattern[2].split("|")
-        of = {"mlp": {"gate", "up", "down"}, "self_attn": {"q", "k", "v", "o"}, "cross_attn": set(), "attn": set()}
-        within = set().union(*(of.get(block, set()) for block in blocks))
+        within = set().union(*(BLOCKS.get(block, set()) for block in blocks))
         return [f"{name}{pattern[3] or ''}" for name in names if name.removesuffix("_proj") in within]
     return [one.strip() for one in given.split(",") if one.strip()]

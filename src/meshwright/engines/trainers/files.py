@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines import refusals
-from meshwright.engines.base import DEPRECATED, not_estimated
+from meshwright.engines.base import DEPRECATED, is_setting, not_estimated
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
 from meshwright.errors import InputError
+from meshwright.files import is_there
 from meshwright.json_values import parse_json
 from meshwright.runfile import document as documents
 from meshwright.runfile.schema import RunFile
@@ -63,7 +64,7 @@ def read_settings(parts: list[str], *, ignore: Collection[str]) -> Settings:
 
     Raises InputError with all keys that are not known, and for files that cannot be read or that contradict each other.
     """
-    paths = [one for part in parts if "=" not in part for one in _files(Path(part))]
+    paths = [one for part in parts if not is_setting(part) for one in _files(Path(part))]
     found: list[tuple[TrainerTable, Path, dict[str, Any]]] = []
     for path in paths:
         content = content_of(path)
@@ -108,8 +109,8 @@ def _behind(parts: list[str], content: dict[str, Any], kind: TrainerTable) -> tu
     """Return `content` with `key=value` laid over it, and those that are keys of a run file."""
     overlay: dict[str, str] = {}
     for part in parts:
-        key, equals, _ = part.partition("=")
-        if not equals:
+        key = part.partition("=")[0]
+        if not is_setting(part):
             continue
         head, dot, _ = key.partition(".")
         is_own = kind.knows(key) or (key in content and not isinstance(content[key], Mapping))
@@ -179,7 +180,7 @@ def _deepspeed(value: Any, *, file: Path, key: str) -> tuple[TrainerTable, Path,
     if not isinstance(value, str):
         raise InputError(f"{key}: must be the path of a file, or its content", got=_short(value))
     places = [folder / value for folder in file.absolute().parents]
-    path = next((place for place in places if place.is_file()), None)
+    path = next((place for place in places if is_there(str(place)) and place.is_file()), None)
     if path is None:
         hint = 'name a file that is there: "CONFIG deepspeed=PATH", or give it behind the configuration'
         raise InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)

@@ -20,6 +20,7 @@ from meshwright.engines.trainers.adapters import lora_task
 from meshwright.engines.trainers.files import OF_RUN_FILES, read_settings
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.files import is_there
 from meshwright.hub import is_hub_name
 from meshwright.runfile import document as documents
 from meshwright.specs.features import AttentionKernel, runs_on
@@ -44,7 +45,7 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
 
     Raises InputError with all settings that run files lack, or with all that the configuration lacks.
     """
-    from meshwright.runfile import named_cluster
+    from meshwright.runfile import named_cluster, named_model
 
     try:
         parts = shlex.split(source)
@@ -60,12 +61,13 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     component, kind = _builder(settings)
     _assume_length(settings, component or settings.get("model"))
     _ask(settings)
-    task = lora_task(settings, kind=kind)
+    model = _model(settings, component=component, instead=over.value.get("model"))
+    task = lora_task(settings, kind=kind, family=named_model(model["model"]).family)
     pairs = _preference(settings, task)
     parallel = _parallel(settings, target)
     precision = _precision(settings, is_full=not task)
     content: dict[str, Any] = {
-        **_model(settings, component=component, instead=over.value.get("model")),
+        **model,
         "data": {"sequence_length": (settings.count("sequence_length") or 0) * (2 if pairs else 1)},
         "batch": _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"]),
         "optimizer": _optimizer(settings),
@@ -187,10 +189,10 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
         raise settings.error("model", "must be a model's name")
     known = settings.values("model").get(name.lower(), name)
     path = Path(known)
-    if not is_hub_name(known) and not path.exists() and is_hub_name("/".join(path.parts[-2:])):
+    if not is_hub_name(known) and not is_there(known) and is_hub_name("/".join(path.parts[-2:])):
         known = "/".join(path.parts[-2:])  # `checkpoints/OWNER/NAME` of litgpt
     exact = model_of_repository(known)
-    like = None if exact or path.exists() else model_like(known)
+    like = None if exact or is_there(known) else model_like(known)
     if named := exact or like:
         _note_reading(settings, name, known=known, named=named, is_copy=like is not None)
     try:
@@ -329,8 +331,11 @@ def _optimizer(settings: Settings) -> dict[str, Any]:
     name, _, states = (settings.text("optimizer") or "adamw").partition(" ")
     if settings.truth("muon"):
         name, states = "muon", ""
-    given = settings.get("betas")
-    pair = given if isinstance(given, list) else [settings.number(f"beta{number}") for number in (1, 2)]
+    pair = settings.get("betas") or [settings.number(f"beta{number}") for number in (1, 2)]
+    if not (isinstance(pair, list) and len(pair) == 2):
+        raise settings.error("betas", "must be two numbers")
+    if settings.get("decoupled") is False and settings.number("weight_decay"):
+        raise settings.error("decoupled", "run files have no weight decay within the gradient", allowed="true")
     clip = settings.number("gradient_clip")
     found: dict[str, Any] = {
         "name": name,
@@ -361,7 +366,8 @@ def _schedule(settings: Settings) -> dict[str, Any]:
         raise settings.error("cycles", f"a schedule that run files do not have: {kind} of so many cycles")
     if kind == "polynomial":
         found["power"] = settings.number("power") or 1.0
-        final = final or (settings.number("polynomial_end") or 1e-7) / (rate or 1.0)
+        end = settings.number("polynomial_end")
+        final = final or (1e-7 if end is None else end) / (rate or 1.0)
     if kind == "inverse_sqrt" and not any(warm.values()):
         raise settings.error("schedule", "inverse_sqrt without a warm-up has a time scale of its own in transformers")
     if kind == "wsd":
@@ -401,7 +407,7 @@ def _steps(settings: Settings) -> int | None:
     steps = settings.count("steps", least=-1)
     epochs, per_epoch = settings.number("epochs"), settings.count("steps_per_epoch")
     if per_epoch and epochs:
-        return int(per_epoch * epochs)
+        return per_epoch * (settings.count("epochs") or 1)
     return steps if steps and steps > 0 else None
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from ruamel.yaml import YAML
 
-from meshwright import runfile
 from meshwright.answers.run_import import import_configuration
 from meshwright.catalog import huggingface
 from meshwright.engines.native.check import check
@@ -89,27 +87,6 @@ TORCHTUNE_DPO = TORCHTUNE | {
     "loss": {"_component_": "torchtune.rlhf.loss.DPOLoss", "beta": 0.2, "label_smoothing": 0.1},
     "dataset": {"_component_": "torchtune.datasets.stack_exchange_paired_dataset"},
 }
-
-
-@pytest.fixture
-def read(tmp_path):
-    """Write configurations, import them with what stands behind them, and load the run file."""
-
-    def run(*contents, behind: str = "", cluster: str = "h100-8x1", ignore=()):
-        paths = []
-        for number, content in enumerate(contents):
-            paths.append(tmp_path / f"part{number}.{'json' if number else 'yaml'}")
-            if isinstance(content, str):
-                paths[-1].write_text(content)
-            elif number:
-                paths[-1].write_text(json.dumps(content))
-            else:
-                YAML(typ="safe").dump(content, paths[-1])
-        found = import_trainer(f"{' '.join(map(str, paths))} {behind}", cluster=cluster, ignore=ignore)
-        run.notes = found.notes
-        return runfile.from_mapping(found.content)
-
-    return run
 
 
 def test_training_arguments(read):

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from meshwright.engines import refusals
+from meshwright.engines.base import is_setting
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
 from meshwright.engines.megatron.megatron_lm.options import split_source, yaml_node
 from meshwright.errors import InputError
@@ -139,7 +140,7 @@ def read(source: str, *, ignore: Collection[str] = ()) -> GivenFields:
     Raises InputError, with the line, for a name that Megatron-Bridge does not have.
     """
     parts = split_source(source)
-    paths = [part for part in parts if "=" not in part]
+    paths = [part for part in parts if not is_setting(part)]
     fields: dict[str, BridgeField] = {}
     targets: dict[str, str] = {}
     model, is_complete = None, False

@@ -1,0 +1,147 @@
+"""Runs of trainers' configurations are what the trainers do: rates, modules, optimizers; files."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+import torch
+from ruamel.yaml import YAML
+
+from meshwright.answers.run_import import import_configuration
+from meshwright.engines.trainers.tables import table
+from meshwright.errors import InputError
+from meshwright.training.optimizer import learning_rate
+
+ARGUMENTS = {
+    "model_name_or_path": "Qwen/Qwen3-8B", "max_length": 1024, "output_dir": "out", "per_device_train_batch_size": 2,
+    "max_steps": 60, "learning_rate": 1e-4, "bf16": True,
+}  # fmt: skip
+ADAPTED = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "dataset_name": "x", "use_peft": True, "max_steps": 10}
+OF_DEEPSPEED = {
+    "zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
+    "bf16": {"enabled": True}, "optimizer": {"type": "AdamW", "params": {"lr": 1e-4}},
+}  # fmt: skip
+BEHIND = "model=llama3.1-8b data.sequence_length=2048"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "keys", "warmup"),
+    [
+        ("linear", {}, 7), ("cosine", {}, 7), ("cosine_with_restarts", {"num_cycles": 3}, 7), ("inverse_sqrt", {}, 7),
+        ("polynomial", {"power": 2.0, "lr_end": 1e-6}, 7), ("polynomial", {"lr_end": 0.0, "power": 2.0}, 0),
+        ("cosine_with_min_lr", {"min_lr": 1e-5}, 7), ("warmup_stable_decay", {"num_decay_steps": 20}, 7),
+        ("constant_with_warmup", {}, 7),
+    ],
+)  # fmt: skip
+def test_rates_are_those_of_transformers(read, schedule, keys, warmup):
+    """Of every step; those of transformers begin with a rate of 0, which trains nothing."""
+    transformers = pytest.importorskip("transformers")
+    more = {"lr_scheduler_type": schedule, "lr_scheduler_kwargs": keys, "warmup_steps": warmup}
+    run = read(ARGUMENTS | more)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1e-4)
+    theirs = transformers.get_scheduler(
+        schedule, optimizer, num_warmup_steps=warmup, num_training_steps=60, scheduler_specific_kwargs=keys or None
+    )
+    for step in range(60):
+        optimizer.step()
+        theirs.step()
+        found = learning_rate(run.optimizer, step=step, num_steps=60)
+        assert found == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-16), step
+
+
+def test_a_warm_up_that_does_not_begin_at_0_is_noted(read):
+    more = {"lr_scheduler_type": "cosine_warmup_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
+    read(ARGUMENTS | more | {"warmup_steps": 5})
+    assert any("does not begin at 0" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("model", "targets"),
+    [
+        ("meta-llama/Llama-3.1-8B", ("query", "value")), ("microsoft/phi-2", ("query", "value", "up", "down")),
+        ("EleutherAI/pythia-12b", ("qkv",)), ("tiiuae/falcon-7b", ("qkv",)), ("openai-community/gpt2", ("qkv",)),
+    ],
+)  # fmt: skip
+def test_modules_that_peft_chooses_where_none_are_named(read, model, targets):
+    assert read(ADAPTED | {"model_name_or_path": model}).lora.targets == targets
+
+
+def test_families_for_which_peft_has_no_modules_name_them(read):
+    """PEFT: "Please specify `target_modules` in `peft_config`"."""
+    phi3 = ADAPTED | {"model_name_or_path": "microsoft/Phi-3-mini-4k-instruct"}
+    with pytest.raises(InputError, match="lora_target_modules: names no module"):
+        read(phi3)
+    assert read(phi3 | {"lora_target_modules": ["o_proj"]}).lora.targets == ("output",)
+
+
+def test_our_table_of_modules_is_that_of_peft():
+    peft = pytest.importorskip("peft.utils.constants")
+    modules = peft.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    auto = pytest.importorskip("transformers.models.auto.modeling_auto")
+    names = {family: model_type for model_type, family in auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()} | {
+        "Gemma3ForCausalLM": "gemma3_text"
+    }
+    for family, targets in table("trl").values["targets"].items():
+        assert targets.split(",") == modules[names[family]], family
+
+
+@pytest.mark.parametrize("name", ["layers.3.self_attn.q_proj", "model.layers.0.mlp.up_proj", "3.q_proj", "mlp.q_proj"])
+def test_modules_of_single_layers_are_refused(read, name):
+    with pytest.raises(InputError, match="a module that run files do not adapt"):
+        read(ADAPTED | {"lora_target_modules": [name]})
+    assert read(ADAPTED | {"lora_target_modules": ["self_attn.k_proj"]}).lora.targets == ("key",)
+
+
+def test_the_optimizer_of_deepspeed_has_its_own_defaults(read):
+    optimizer = read(OF_DEEPSPEED, behind=BEHIND).optimizer
+    assert (optimizer.betas, optimizer.epsilon, optimizer.weight_decay) == ((0.9, 0.999), 1e-8, 0.0)
+
+
+def test_the_rate_of_deepspeed_is_that_of_its_scheduler(read):
+    params = {"warmup_max_lr": 1e-5, "warmup_num_steps": 10, "total_num_steps": 100, "warmup_min_lr": 1e-7}
+    scheduled = OF_DEEPSPEED | {"scheduler": {"type": "WarmupDecayLR", "params": params}}
+    with pytest.raises(InputError, match="contradict each other: learning_rate"):
+        read(scheduled, behind=BEHIND)
+    scheduled["optimizer"] = {"type": "AdamW", "params": {}}
+    run = read(scheduled, behind=BEHIND)
+    assert (run.optimizer.learning_rate, run.optimizer.warmup_steps, run.num_steps) == (1e-5, 10, 100)
+    assert any("logarithm" in note for note in read.notes)
+    assert any("warmup_min_lr: 1e-07 is not carried over" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [({"betas": "[0.9, 0.95]"}, "betas: must be two numbers"), ({"betas": [0.9]}, "betas: must be two numbers"),
+     ({"adam_w_mode": False, "weight_decay": 0.1}, "no weight decay within the gradient")],
+)  # fmt: skip
+def test_settings_of_the_optimizer_are_not_dropped(read, params, words):
+    with pytest.raises(InputError, match=words):
+        read(OF_DEEPSPEED | {"optimizer": {"type": "AdamW", "params": {"lr": 1e-4} | params}}, behind=BEHIND)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"model_name_or_path": "9" * 5000}, {"lora_modules_to_save": [[]]}, {"deepspeed": "x" * 5000}],
+    ids=["model", "modules", "file"],
+)
+def test_hostile_values_are_one_error(read, more):
+    with pytest.raises(InputError):
+        read(ADAPTED | more)
+
+
+@pytest.mark.parametrize("folder", ["of two words", "lr=1e-4"])
+def test_paths_with_spaces_and_equal_signs(tmp_path, folder):
+    place = tmp_path / folder / "train.yaml"
+    place.parent.mkdir()
+    YAML(typ="safe").dump(ARGUMENTS, place)
+    assert import_configuration(str(place), engine=None, cluster="h100-8x1").run.num_steps == 60
+
+
+def test_the_folder_of_the_shell_and_lines_of_settings(tmp_path, monkeypatch):
+    (tmp_path / "train.json").write_text(json.dumps(ARGUMENTS))
+    monkeypatch.chdir(tmp_path)
+    for source, steps in itertools.product([".", "train.json"], [60, 7]):
+        given = source if steps == 60 else f"{source}\nmax_steps=7"
+        assert import_configuration(given, engine=None, cluster="h100-8x1").run.num_steps == steps
