@@ -49,6 +49,8 @@ NARROW_TITLE = 34
 """Characters in a line of an axis's title on a phone: about the width of the plot."""
 WIDE_FIGURE, NARROW_FIGURE = 728, 350
 """Pixels of a whole figure: one of two columns, and a phone's window, show its texts at their size or larger."""
+PARETO_HEIGHT, LETTER_WIDTH = 300, 6.6
+"""Pixels of a plot with a Pareto front, and of a letter."""
 ROOMY = "roomy"
 """Style of a mark that a phone has no room for."""
 
@@ -259,6 +261,47 @@ def color_by(field: str, colors: Mapping[str, str], present: Iterable[str] | Non
     names = [name for name in colors if present is None or name in {*present}]
     scale = alt.Scale(domain=names, range=[colors[name] for name in names])
     return alt.Color(f"{field}:N", scale=scale, legend=None)
+
+
+def pareto_svg(rows: Sequence[dict[str, Any]], *, x: Any, y: Any, title: str, is_log: bool = False) -> str:
+    """Points with a name, x, y, `front` (yes or no) and, where they have a spread, low and high.
+
+    Those on the Pareto front are joined by a line. A name that would lie on another one is left to the table.
+    `is_log`: the x axis is logarithmic.
+    """
+    import altair as alt
+
+    base = alt.Chart(alt.Data(values=list(rows))).encode(x=x, y=y)
+    color = color_by("front", {"no": "#3f78b5", "yes": "#4c9a6a"})
+    line = base.transform_filter("datum.front == 'yes'").mark_line(color="#4c9a6a", strokeWidth=1.5)
+    layers = [line.encode(order="x:Q"), base.mark_point(filled=True, size=70, opacity=1).encode(color=color)]
+    if "low" in rows[0]:
+        layers.append(base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color))
+    on_phone = _apart(rows, width=NARROW_WIDTH, is_log=is_log)
+    for row in _apart(rows, width=WIDTH - 60, is_log=is_log):
+        left = row["align"] == "left"
+        text = alt.Chart(alt.Data(values=[row])).mark_text(
+            align=row["align"], dx=7 if left else -7, dy=-6, color=INK, style=[] if row in on_phone else [ROOMY]
+        )
+        layers.append(text.encode(x=x, y=y, text="name:N"))
+    return svg(alt.layer(*layers).properties(width=WIDTH, height=PARETO_HEIGHT), title=title)
+
+
+def _apart(rows: Sequence[dict[str, Any]], *, width: float, is_log: bool) -> list[dict[str, Any]]:
+    """Rows whose names have room in a plot of this width, first those on the front; `align` is the side of the name."""
+    along = [np.log(row["x"]) if is_log else row["x"] for row in rows]
+    start, end = (min(along), max(along)) if is_log else (0.0, max(along))
+    low, high = min(row["y"] for row in rows), max(row["y"] for row in rows)
+    kept: list[tuple[float, float, float]] = []
+    found = []
+    for at, row in sorted(zip(along, rows, strict=True), key=lambda item: item[1]["front"] != "yes"):
+        begin, size = (at - start) / ((end - start) or 1.0) * width + 7, LETTER_WIDTH * len(row["name"])
+        left = begin + size <= width
+        begin, top = begin if left else begin - 14 - size, (high - row["y"]) / ((high - low) or 1.0) * PARETO_HEIGHT
+        if begin >= 0 and not any(begin < e and b < begin + size and abs(top - t) < 15 for b, e, t in kept):
+            kept.append((begin, begin + size, top))
+            found.append(row | {"align": "left" if left else "right"})
+    return found
 
 
 def bounded_scale(ends: list[float]) -> Any:

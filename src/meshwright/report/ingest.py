@@ -12,7 +12,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize
 from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.figures import WIDTH, color_by, pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
 from meshwright.report.training_figures import BLUE, GREEN
 from meshwright.units import format_bytes
@@ -288,16 +288,9 @@ def recall_svg(found: IngestSummary) -> str:
         and (recall := s.value("recall")) is not None
         and (p50 := s.value("p50_s")) is not None
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X("x:Q", title="median latency of one query, ms", scale=alt.Scale(type="log"), axis=alt.Axis(grid=True)),
-        y=alt.Y("y:Q", title="recall", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True)),
-    )  # fmt: skip
-    color = color_by("front", {"no": BLUE, "yes": GREEN})
-    line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN).encode(order="x:Q")
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
-    names = base.mark_text(align="left", dx=7, dy=-6, color=INK).encode(text="name:N")
-    chart = alt.layer(line, points, names).properties(width=WIDTH, height=300)
-    return svg(chart, title="Recall against latency of a search")
+    x = alt.X("x:Q", title="median latency of one query, ms", scale=alt.Scale(type="log"), axis=alt.Axis(grid=True))
+    y = alt.Y("y:Q", title="recall", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    return pareto_svg(rows, x=x, y=y, title="Recall against latency of a search", is_log=True)
 
 
 def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from meshwright.answers.components import bound_by, label, shown_components
@@ -339,18 +340,24 @@ def ranking_svg(ranking: PlanRanking) -> str:
 
     estimates = [(done.plan.describe(), done.step.tokens_per_s_per_device) for done in ranking]
     rows = [
-        {"plan": f"{rank:>2} {plan}", "value": e.value, "low": e.low, "high": e.high, "text": rate(e.value)}
+        {
+            "plan": "\n".join(wrap(f"{rank} {plan}", 42)),
+            "value": e.value,
+            "low": e.low,
+            "high": e.high,
+            "text": rate(e.value),
+        }
         for rank, (plan, e) in enumerate(estimates, start=1)
     ]
     order = [row["plan"] for row in rows]
     scale = alt.Scale(domain=[0, max(e.high for _, e in estimates) * 1.08], nice=False)
-    axis = alt.Axis(labelLimit=420)
+    axis = alt.Axis(labelLimit=300, labelExpr=r"split(datum.label, '\n')")
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("plan:N", sort=order, title=None, axis=axis))
     x = alt.X("low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6))
     interval = base.mark_rule(color=BLUE, strokeWidth=2).encode(x=x, x2="high:Q")
     point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(x=alt.X("value:Q", scale=scale))
     text = base.mark_text(dy=-9, color=INK).encode(x=alt.X("value:Q", scale=scale), text="text:N")
-    chart = alt.layer(interval, point, text).properties(width=WIDTH, height={"step": 28})
+    chart = alt.layer(interval, point, text).properties(width=WIDTH, height={"step": 40})
     return svg(chart, title="Throughput of each plan with its interval")
 
 

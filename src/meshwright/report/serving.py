@@ -15,7 +15,7 @@ from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.measurement import ValueRange
 from meshwright.records.serving import Latency, RequestStatus, ServingPoint, TokenSource, sum_known
-from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.figures import INK, WIDTH, pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, paragraph, table_sections
 from meshwright.report.training_figures import BLUE, GREEN, RED
 
@@ -287,7 +287,7 @@ def _front(rows: Sequence[dict[str, Any]]) -> set[str]:
     """Names of the loads without failures that no other such load beats in both throughput and interactivity."""
     whole = [row for row in rows if not row["failed"]]
     return {
-        row["load"]
+        row["name"]
         for row in whole
         if not any(
             other["x"] >= row["x"] and other["y"] >= row["y"] and (other["x"], other["y"]) != (row["x"], row["y"])
@@ -306,29 +306,17 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
         if tpot is not None and total is not None and tpot.value > 0:
             rows.append(
                 {
-                    "load": s.load.name, "x": 1 / tpot.value, "y": total.value, "low": total.low, "high": total.high,
+                    "name": s.load.name, "x": 1 / tpot.value, "y": total.value, "low": total.low, "high": total.high,
                     "failed": bool(s.errors),
                 }
             )  # fmt: skip
     front = _front(rows)
     for row in rows:
-        row["front"] = "yes" if row["load"] in front else "no"
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        x=alt.X(
-            "x:Q",
-            title="output tokens/s of one user (1 / median time per token)",
-            axis=alt.Axis(grid=True),
-            scale=alt.Scale(zero=True),
-        ),
-        y=alt.Y("y:Q", title="total tokens/s", axis=alt.Axis(format="~s", grid=True)),
-    )
-    color = color_by("front", {"no": BLUE, "yes": GREEN})
-    line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN, strokeWidth=1.5).encode(order="x:Q")
-    spread = base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color)
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
-    names = base.mark_text(align="left", dx=7, dy=-6, color=INK).encode(text="load:N")
-    chart = alt.layer(line, spread, points, names).properties(width=WIDTH, height=300)
-    return svg(chart, title="Total tokens/s against output tokens/s of one user")
+        row["front"] = "yes" if row["name"] in front else "no"
+    title = "output tokens/s of one user (1 / median time per token)"
+    x = alt.X("x:Q", title=title, axis=alt.Axis(grid=True), scale=alt.Scale(zero=True))
+    y = alt.Y("y:Q", title="total tokens/s", axis=alt.Axis(format="~s", grid=True))
+    return pareto_svg(rows, x=x, y=y, title="Total tokens/s against output tokens/s of one user")
 
 
 def bound_svg(usable: Sequence[LoadSummary], *, bound_s: float) -> str:

@@ -180,7 +180,7 @@ def gap_chart(gap: Gap) -> Any:
         row |= {"middle": row["start"] + size / 2, "text": f"{size:,.1f}" if size > least else ""}
     base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None))
     bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("start:Q", title="microseconds of one device per token"), x2="end:Q",
+        x=alt.X("start:Q", title="microseconds of one device per token", axis=alt.Axis(tickCount=7)), x2="end:Q",
         color=color_by("part", dict(gap_legend())),
     )  # fmt: skip
     texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
