@@ -25,6 +25,7 @@ SHELL = re.compile(r"\A#!.*\b(ba|da|z|k)?sh\b")
 MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$)", re.IGNORECASE | re.MULTILINE)
 MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
 MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
+COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 NEMO_MODEL = re.compile(r"^  (num_layers|hidden_size):", re.MULTILINE)
 MODULE = re.compile(r"^def ((?!_)\w+)\(\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
 
@@ -97,7 +98,12 @@ def _of_tables(text: str) -> Recognised | None:
 
 def is_maxtext_script(path: Path, text: str) -> bool:
     """Return True if `text`, the content of `path`, is a shell script that trains with MaxText."""
-    return _is_script(path, text) and MAXTEXT_CALL.search(text.replace("\\\n", " ")) is not None
+    return _is_script(path, text) and MAXTEXT_CALL.search(_joined(text)) is not None
+
+
+def _joined(text: str) -> str:
+    """Return the lines of a script without comments, which a backslash does not continue."""
+    return COMMENT.sub("", text).replace("\\\n", " ")
 
 
 def _is_script(path: Path, text: str) -> bool:
@@ -108,7 +114,7 @@ def _of_script(path: Path, text: str) -> Recognised | None:
     """A shell script that calls a training program, or a file of its arguments."""
     if is_maxtext_script(path, text):
         return Recognised(project="MaxText", engine="maxtext")
-    if (_is_script(path, text) and MEGATRON_CALL.search(text.replace("\\\n", " "))) or (
+    if (_is_script(path, text) and MEGATRON_CALL.search(_joined(text))) or (
         path.suffix == ".args" and MEGATRON_OPTION.search(text)
     ):
         return Recognised(project="Megatron-LM", engine="megatron")

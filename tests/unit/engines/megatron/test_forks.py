@@ -190,3 +190,11 @@ def test_a_placeholder_of_several_words(tmp_path):
     imported(script(tmp_path, "--merge-file $FILE", before='FILE="<folder of files>/merges.txt"'))
     with pytest.raises(InputError, match="--seed cannot be expanded, a placeholder stands for it: got '<any number>'"):
         imported(script(tmp_path, "--seed $SEED", before='SEED="<any number>"'))
+
+
+def test_a_comment_that_ends_with_a_backslash_does_not_hide_the_call(tmp_path):
+    path = tmp_path / "train.slurm"
+    path.write_text('#    --universal-checkpoint \\\nCMD=" \\\n  pretrain_gpt.py --num-layers 2"\n# train.py\n')
+    assert recognised(path).engine == "megatron"
+    path.write_text("# pretrain_gpt.py \\\n#  --num-layers 2\necho\n")
+    assert recognised(path) is None
