@@ -198,3 +198,17 @@ def test_a_comment_that_ends_with_a_backslash_does_not_hide_the_call(tmp_path):
     assert recognised(path).engine == "megatron"
     path.write_text("# pretrain_gpt.py \\\n#  --num-layers 2\necho\n")
     assert recognised(path) is None
+
+
+def test_one_of_several_calls_is_chosen(tmp_path):
+    path = Path(script(tmp_path, "--lr $x", before="for x in 1e-3 2e-3 2e-3; do"))
+    path.write_text(f"{path.read_text(encoding='utf-8')}done\n", encoding="utf-8")
+    for chosen, rate in (("", 1e-3), (" CALL=1", 1e-3), (" CALL=2", 2e-3)):
+        run, notes = imported(f"{path}{chosen}")
+        assert run.optimizer.learning_rate == rate
+        assert f"different arguments, at lines 2, 2: those of CALL={chosen[-1:] or 1} are read" in notes
+    for wrong in ("0", "3", "x"):
+        with pytest.raises(InputError, match="CALL is not one of them: got .*, allowed: 1 to 2"):
+            imported(f"{path} CALL={wrong}")
+    run, notes = imported(f"{script(tmp_path, '')} CALL=5")
+    assert "different arguments" not in notes

@@ -243,7 +243,6 @@ def test_a_script(tmp_path):
         ("python pretrain_gpt.py 4", "a value without an option"),
         ("python pretrain_gpt.py --swiglu=1", "takes no value"),
         ("python pretrain_gpt.py --num-layers", "takes a value"),
-        ("for x in 1 2; do\n  python pretrain_gpt.py --lr $x\ndone", "different arguments: lines 2 and 2"),
         ("fi", "train.sh:1: a word that nothing begins"),
         ("if [ ! -f x ]; then\n  B=2\nfi\npython pretrain_gpt.py --swiglu $B",
          r"train.sh:4: cannot be expanded, B depends on files or programs \(line 2\)"),

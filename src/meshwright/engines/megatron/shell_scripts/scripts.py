@@ -33,6 +33,8 @@ OF_ONE_RUN = (
     "SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NODELIST", "SLURM_NODELIST", "SLURM_SUBMIT_DIR", "SLURM_PROCID",
     "SLURM_LOCALID", "SLURM_NODEID",
 )  # fmt: skip
+CALL = "CALL"
+"""Name of the value that chooses among calls with different arguments."""
 INSTEAD = "or put echo before torchrun in a copy, run that, and import what it prints, in a file called NAME.args"
 
 
@@ -48,8 +50,8 @@ class ScriptCall:
 def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCall:
     """Return the call of the training program. `given` are NAME=value and positional arguments of the script.
 
-    Raises InputError, with the line, for a script that calls no program, calls it with different arguments, or
-    contains what is not supported.
+    Of calls with different arguments, `CALL=N` chooses the N-th one. Raises InputError, with the line, for a script
+    that calls no program or contains what is not supported.
     """
     named: dict[str, ShellValue] = slurm_values(text)
     positional: list[str] = []
@@ -67,21 +69,26 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
             Interpreter(variables=variables, found=found).run(body)
     except InputError as error:
         raise InputError(error.message, hint=error.hint or INSTEAD) from None
-    return _only_call(found, path)
+    return _one_call(found, path, chosen=str(named.get(CALL, 1)))
 
 
-def _only_call(found: Findings, path: Path) -> ScriptCall:
+def _one_call(found: Findings, path: Path, *, chosen: str) -> ScriptCall:
     if not found.calls:
         more = f" ({'; '.join(found.notes)})" if found.notes else ""
         raise InputError(
             f"{path} calls no pretrain_gpt.py{more}", hint="files with only arguments are called NAME.args"
         )
-    first, *others = ([word.text for word in call] for call in found.calls)
-    for k, other in enumerate(others, start=1):
-        if other != first:
-            lines = " and ".join(str(found.calls[m][0].line) if found.calls[m] else "?" for m in (0, k))
-            raise InputError(f"{path} calls the training program with different arguments: lines {lines}", hint=INSTEAD)
-    return ScriptCall(arguments=tuple(found.calls[0]), notes=tuple(found.notes), documents=tuple(found.documents))
+    calls: dict[tuple[str, ...], list[Word]] = {}
+    for call in found.calls:
+        calls.setdefault(tuple(word.text for word in call), call)
+    lines = ", ".join(str(call[0].line) if call else "?" for call in calls.values())
+    if len(calls) > 1 and not (chosen.isdecimal() and 0 < int(chosen) <= len(calls)):
+        what = f"{path} calls the training program with different arguments, at lines {lines}: {CALL} is not one of them"
+        raise InputError(what, got=chosen, allowed=f"1 to {len(calls)}")
+    number = int(chosen) if len(calls) > 1 else 1
+    other = f"{path} trains with different arguments, at lines {lines}: those of {CALL}={number} are read"
+    notes = (*found.notes, *([other] if len(calls) > 1 else []))
+    return ScriptCall(arguments=tuple([*calls.values()][number - 1]), notes=notes, documents=tuple(found.documents))
 
 
 def slurm_values(text: str) -> dict[str, ShellValue]:
