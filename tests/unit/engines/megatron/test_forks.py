@@ -208,7 +208,7 @@ def test_one_of_several_calls_is_chosen(tmp_path):
         assert run.optimizer.learning_rate == rate
         assert f"different arguments, at lines 2, 2: those of CALL={chosen[-1:] or 1} are read" in notes
     for wrong in ("0", "3", "x"):
-        with pytest.raises(InputError, match="CALL is not one of them: got .*, allowed: 1 to 2"):
+        with pytest.raises(InputError, match=r"CALL is not one of them: got .*, allowed: 1 to 2"):
             imported(f"{path} CALL={wrong}")
     run, notes = imported(f"{script(tmp_path, '')} CALL=5")
     assert "different arguments" not in notes

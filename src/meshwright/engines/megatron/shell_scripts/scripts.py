@@ -83,7 +83,7 @@ def _one_call(found: Findings, path: Path, *, chosen: str) -> ScriptCall:
         calls.setdefault(tuple(word.text for word in call), call)
     lines = ", ".join(str(call[0].line) if call else "?" for call in calls.values())
     if len(calls) > 1 and not (chosen.isdecimal() and 0 < int(chosen) <= len(calls)):
-        what = f"{path} calls the training program with different arguments, at lines {lines}: {CALL} is not one of them"
+        what = f"{path} trains with different arguments, at lines {lines}: {CALL} is not one of them"
         raise InputError(what, got=chosen, allowed=f"1 to {len(calls)}")
     number = int(chosen) if len(calls) > 1 else 1
     other = f"{path} trains with different arguments, at lines {lines}: those of {CALL}={number} are read"
