@@ -14,6 +14,7 @@ from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.state import UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import ShellAssignment, ShellWord, SimpleCommand, Word
 from meshwright.errors import InputError
+from meshwright.json_values import load_text
 
 if TYPE_CHECKING:
     from meshwright.engines.megatron.shell_scripts.interpreter import Interpreter, Status
@@ -98,6 +99,8 @@ def _declare(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> S
             shell.variables.set(one.name, UnknownText(reason=f"{one.name} is an associative array"))
         else:
             shell.assign(one)
+    if (kind == "readonly" or "r" in options) and not shell.variables.locals:
+        shell.variables.readonly |= {*names}
     for word in late:
         name, _, value = word.text.partition("=")
         shell.assign_text(name, value, line=word.line, unknown=word.unknown)
@@ -180,8 +183,8 @@ def script_file(shell: Interpreter, named: Word) -> Path | None:
 def script_text(shell: Interpreter, path: Path, *, line: int) -> str:
     """Return the text of a script. Raises InputError, with the line that names it, if it cannot be read."""
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        return load_text(path)
+    except (OSError, ValueError) as error:
         raise InputError(f"{shell.where(line)}: cannot read {path}: {error}") from None
 
 

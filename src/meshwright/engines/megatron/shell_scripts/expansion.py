@@ -385,16 +385,14 @@ def _without_braces(word: ShellWord, expander: Expander) -> list[ShellWord]:
             if (items := _items(found[1], expander, word)) is None:
                 continue
             before, after = part.text[: found.start()], part.text[found.end() :]
-            return [
-                one
-                for item in items
-                for one in _without_braces(
-                    replace(
-                        word, parts=(*word.parts[:k], Literal(text=f"{before}{item}{after}"), *word.parts[k + 1 :])
-                    ),
-                    expander,
-                )
-            ]
+            words: list[ShellWord] = []
+            for item in items:
+                changed = Literal(text=f"{before}{item}{after}")
+                one = replace(word, parts=(*word.parts[:k], changed, *word.parts[k + 1 :]))
+                words += _without_braces(one, expander)
+                if len(words) > MAX_SEQUENCE:
+                    raise InputError(f"{expander.where(word.line)}: a sequence that is too long", got=part.text[:80])
+            return words
         rest = BRACES.sub("", part.text)
         if re.search(r"\{[^}]*,|,[^{]*\}", rest):
             where = expander.where(word.line)

@@ -44,6 +44,7 @@ class ShellVariables:
     functions: dict[str, Command] = field(default_factory=dict)
     exported: set[str] = field(default_factory=set)
     removed: set[str] = field(default_factory=set)  # by `unset` and `local`: not of the environment
+    readonly: set[str] = field(default_factory=set)
     locals: list[dict[str, ShellValue | None]] = field(default_factory=list)  # values to restore, by function
     missing: dict[str, None] = field(default_factory=dict)  # names that the current condition reads without a value
 
@@ -72,6 +73,8 @@ class ShellVariables:
     def set(self, name: str, value: ShellValue) -> None:
         if name == "IFS" and value != " \t\n":
             raise InputError(f"{self.name}: another IFS is not supported")
+        if name in self.readonly and value != self.values.get(name):
+            raise InputError(f"{self.name}: {name} is readonly, and is assigned again")
         if len(value.text if isinstance(value, UnknownText) else value) > MAX_LENGTH:
             raise InputError(f"{self.name}: the value of {name} is too long", allowed=f"<= {MAX_LENGTH:,}")
         self.values[name] = value

@@ -114,12 +114,23 @@ def test_the_same_words_reach_the_program(name, given, tmp_path):
         ("python pretrain_gpt.py <(cat x)\n", "train.sh:1: process substitution"),
         ("echo x | xargs python pretrain_gpt.py\n", "train.sh:1: arguments from xargs"),
         ("declare -n A=B\n", "train.sh:1: references to variables"),
+        ("A=" + "{1..9}" * 9 + "\necho " + "{1..9}" * 9 + "\n", "train.sh:2: a sequence that is too long"),
+        ("readonly A=1\nA=2\n", "A is readonly, and is assigned again"),
+        ("declare -r A=1\nexport A=2\n", "A is readonly, and is assigned again"),
     ],
 )
 def test_what_a_script_does_otherwise_is_refused_with_another_way(script, message):
     with pytest.raises(InputError, match=message) as caught:
         script_call(f"{script}{CALL}\n", path=Path("train.sh"))
     assert "called NAME.args" in caught.value.hint
+
+
+def test_a_sourced_file_without_end_is_refused(tmp_path):
+    """With its line, and not read whole."""
+    with (tmp_path / "huge.sh").open("wb") as stream:
+        stream.truncate(1 << 40)
+    with pytest.raises(InputError, match=r"train.sh:1: cannot read .*: it has more than \d+ MiB"):
+        script_call(f"source {tmp_path}/huge.sh\n{CALL}\n", path=Path("train.sh"))
 
 
 @pytest.mark.parametrize(
