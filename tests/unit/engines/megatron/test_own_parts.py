@@ -112,7 +112,7 @@ def test_models_of_the_catalogue_are_known_by_their_options(name, options, progr
         ("--window-size 7,0 --window-attn-skip-freq [1,0]", "--window-attn-skip-freq: got '2 layers'"),
         ("--hybrid-override-pattern M-M*|M-", "unequal pipeline stages or modules"),
         ("--hybrid-override-pattern SDH*", "layer_pattern names 'D', 'H', 'S'"),
-        ("--position-embedding-type none", "positions that run files cannot express: got 'none"),
+        ("--position-embedding-type relative", "positions that run files cannot express: got 'relative"),
     ],
 )  # fmt: skip
 def test_what_is_refused(options, words, tmp_path):

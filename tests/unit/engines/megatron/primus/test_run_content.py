@@ -156,7 +156,7 @@ def test_what_is_noted(tmp_path):
         ({}, {"lora": {"enabled": True, "target_modules": ["router"]}}, "do not adapt: got 'router'"),
         ({}, {"tensor_model_parallel_size": 3}, "pipeline 1 x context 1 = 3'\nhint: --cluster mi300x-3x1 would do"),
         ({}, {"optimizer": "muon"}, "an optimizer"),
-        ({}, {"qk_l2_norm": True}, "a model that run files cannot express: qk_l2_norm"),
+        ({}, {"softmax_type": "off-by-one"}, "a model that run files cannot express: softmax_type"),
         ({}, {"lr": None}, "lack lr"),
         ({"tokenizer_model": "my/own"}, {"mock_data": False}, '"tiny.yaml vocab_size=32000"'),
     ],
