@@ -134,7 +134,7 @@ def first_bytes(path: Path, most: int) -> bytes:
             return _from_pipe(stream.fileno(), most)
         if not stat.S_ISREG(mode):
             raise ValueError("it is a device, and no file")
-        return stream.read(most)
+        return stream.read(most) or b""  # None: of a file of the kernel that has nothing to say yet
 
 
 def _from_pipe(pipe: int, most: int) -> bytes:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import bracket_holds
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
-from meshwright.engines.megatron.shell_scripts.state import UnknownText
+from meshwright.engines.megatron.shell_scripts.state import MAX_LENGTH, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import ShellAssignment, ShellWord, SimpleCommand, Word
 from meshwright.errors import InputError
 from meshwright.json_values import load_text
@@ -183,6 +183,8 @@ def script_file(shell: Interpreter, named: Word) -> Path | None:
 def script_text(shell: Interpreter, path: Path, *, line: int) -> str:
     """Return the text of a script. Raises InputError, with the line that names it, if it cannot be read."""
     try:
+        if path.stat().st_size > MAX_LENGTH:
+            raise ValueError(f"it has more than {MAX_LENGTH:,} bytes")
         return load_text(path)
     except (OSError, ValueError) as error:
         raise InputError(f"{shell.where(line)}: cannot read {path}: {error}") from None

@@ -27,7 +27,7 @@ def either_of(*values: ShellValue | None) -> tuple[str | tuple[Word, ...] | None
 
 ShellValue = str | tuple[Word, ...] | UnknownText
 MAX_CHOICES = 8
-MAX_LENGTH = 10**6  # letters of text, words of an array
+MAX_LENGTH = 10**6  # letters of text, words of an array, bytes of another script
 OF_THE_MACHINE = (
     "PWD", "OLDPWD", "HOME", "USER", "HOSTNAME", "RANDOM", "SECONDS", "EPOCHSECONDS", "UID", "EUID", "PPID", "BASHPID",
     "BASH", "BASH_SOURCE", "BASH_VERSION", "LINENO", "PATH", "SHELL", "OSTYPE", "?", "$", "-",
