@@ -6,10 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.catalog.families import family_that_fits
 from meshwright.catalog.family_tensors import MODULES_TO_SAVE
 from meshwright.engines.trainers.settings import Settings
 from meshwright.errors import InputError
 from meshwright.runfile.synonyms import LORA_TARGETS
+from meshwright.specs.model import Model
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
 ALL = (*ATTENTION, *MLP)
@@ -19,10 +21,10 @@ EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]
 """A pattern of module paths such as `layers.[\\d]+.(mlp|self_attn).(up|down|q)_proj`."""
 
 
-def lora_task(settings: Settings, *, kind: str | None, family: str) -> dict[str, Any]:
+def lora_task(settings: Settings, *, kind: str | None, model: Model) -> dict[str, Any]:
     """Return the run file's task; empty where every parameter is trained. `kind`: lora, qlora, or as the files say.
 
-    `family`: architecture of the model, by which PEFT chooses the modules where none are named.
+    PEFT chooses the modules of `model` by its family where none are named.
     """
     name = kind or settings.text("adapter") or "none"
     if name == "none":
@@ -44,7 +46,7 @@ def lora_task(settings: Settings, *, kind: str | None, family: str) -> dict[str,
         "rank": rank,
         "alpha": float(alpha),
         "dropout": settings.number("dropout") or 0.0,
-        "targets": _targets(settings, family),
+        "targets": _targets(settings, model),
         "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
         **patterns,
     }
@@ -83,16 +85,20 @@ def _base_format(settings: Settings) -> str:
     return settings.text("codes") or "full"
 
 
-def _targets(settings: Settings, family: str) -> list[str]:
+def _targets(settings: Settings, model: Model) -> list[str]:
     """Return the adapted matrices. Raises InputError for modules that run files do not adapt."""
     given = settings.get("targets") if "targets" in settings.given or not settings.truth("all_linear") else None
-    given = given or settings.table.values.get("targets", {}).get(family)
+    given = given or settings.table.values.get("targets", {}).get(model.family)
+    in_files = _in_files(settings, model)
+    linear = {*ALL} if "qkv_proj" not in in_files else {"qkv", "output", *MLP}
     found = {name for name in ATTENTION if settings.truth(f"adapted_{name}")}
     found |= {*MLP} if settings.truth("adapted_mlp") else set()
-    found |= {*ALL} if settings.truth("all_linear") else set()
+    found |= linear if settings.truth("all_linear") else set()
     for name in _names(given, settings):
         if name in ("all", "all-linear"):
-            found |= {*ALL}
+            found |= linear
+        elif name in LORA_TARGETS and in_files and name not in in_files:
+            settings.notes.append(f"{settings.key('targets')}: {model.name} has no {name}, and PEFT passes it over")
         elif name in LORA_TARGETS:
             found |= {*LORA_TARGETS[name].split(", ")}
         else:
@@ -100,9 +106,18 @@ def _targets(settings: Settings, family: str) -> list[str]:
             raise InputError(
                 f"{settings.key('targets')}: a module that run files do not adapt", got=name[:80], allowed=allowed
             )
+    if "gate_up_proj" in in_files and {"gate", "up"} <= found:
+        settings.notes.append(f"the adapter of {model.name}'s gate_up_proj is read as one of gate and one of up")
     if not found:
         raise settings.error("targets", "names no module to adapt")
     return [name for name in (*ATTENTION, "qkv", *MLP) if name in found]
+
+
+def _in_files(settings: Settings, model: Model) -> set[str]:
+    """Return the names of the model's modules in transformers; empty where they are not known, or not used."""
+    family = family_that_fits(model) if settings.table.framework == "transformers" else None
+    tensors = family.tensors.values() if family else ()
+    return {tensor.removesuffix(".weight").rpartition(".")[2] for tensor in tensors}
 
 
 def _of_every_layer(path: str) -> str:

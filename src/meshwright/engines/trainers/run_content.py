@@ -62,7 +62,7 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     _assume_length(settings, component or settings.get("model"))
     _ask(settings)
     model = _model(settings, component=component, instead=over.value.get("model"))
-    task = lora_task(settings, kind=kind, family=named_model(model["model"]).family)
+    task = lora_task(settings, kind=kind, model=named_model(model["model"]))
     pairs = _preference(settings, task)
     parallel = _parallel(settings, target)
     precision = _precision(settings, is_full=not task)

@@ -76,6 +76,17 @@ def test_families_for_which_peft_has_no_modules_name_them(read):
     assert read(phi3 | {"lora_target_modules": ["o_proj"]}).lora.targets == ("output",)
 
 
+def test_modules_that_the_model_lacks_are_passed_over_as_in_peft(read):
+    """Of Phi-3 attention's three matrices are one."""
+    phi3 = ADAPTED | {"model_name_or_path": "microsoft/Phi-3-mini-4k-instruct"}
+    assert read(phi3 | {"lora_target_modules": ["q_proj", "v_proj", "o_proj"]}).lora.targets == ("output",)
+    assert len([note for note in read.notes if "PEFT passes it over" in note]) == 2
+    with pytest.raises(InputError, match="names no module to adapt"):
+        read(phi3 | {"lora_target_modules": ["q_proj"]})
+    assert read(phi3 | {"lora_target_modules": "all-linear"}).lora.targets == ("output", "qkv", "gate", "up", "down")
+    assert any("gate_up_proj is read as one of gate and one of up" in note for note in read.notes)
+
+
 def test_our_table_of_modules_is_that_of_peft():
     peft = pytest.importorskip("peft.utils.constants")
     modules = peft.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
