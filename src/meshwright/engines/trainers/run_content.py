@@ -275,11 +275,14 @@ def _sharding(settings: Settings) -> tuple[str, bool]:
     if distributed == "none":
         return "none", False
     given = settings.get("fsdp")
+    given = str(given) if type(given) is int else given
     named = " ".join(given) if isinstance(given, list) and all(isinstance(x, str) for x in given) else given
     kinds = {*re.split(r"[\s,]+", named.lower())} if isinstance(named, str) else set()
     reshard, stated = settings.get("fsdp_reshard"), settings.get("fsdp_sharding")
     kinds |= {str(one).lower() for one in (reshard, stated) if one is not None and not isinstance(one, bool)}
-    kinds -= {"", "auto_wrap", "true", "false"}
+    kinds -= {"", "auto_wrap", "true"}
+    if not isinstance(given, str | list | bool | None):
+        raise settings.error("fsdp", "must name a strategy of FSDP", allowed=", ".join(FSDP))
     if "offload" in kinds:
         settings.give("offload_parameters", Given(value=True, key="fsdp", file=settings.file), of=settings.table)
     if unknown := kinds - {*FSDP, "offload"}:
@@ -435,6 +438,8 @@ def _precision(settings: Settings, *, is_full: bool) -> str:
     named, _, wide = (settings.text("precision") or "").partition(" ")
     switches = ("fp8", "bf16", "bf16_weights", "fp16", "fp16_weights", "pure_bf16")
     stated = [name for name in switches if name in settings.given and settings.truth(name)]
+    if {"bf16", "fp16"} <= {*stated} and settings.get("bf16") != "auto":
+        raise settings.error("fp16", f"contradicts {settings.key('bf16')}: {settings.get('bf16')}")
     if not stated and not named and "bf16" not in settings.given and settings.truth("bf16"):
         stated = ["bf16"]  # a default
     found = stated[0].removeprefix("pure_").partition("_")[0] if stated else named or "fp32"

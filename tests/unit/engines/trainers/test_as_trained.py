@@ -134,8 +134,16 @@ def test_settings_of_the_optimizer_are_not_dropped(read, params, words):
 
 @pytest.mark.parametrize(
     "more",
-    [{"model_name_or_path": "9" * 5000}, {"lora_modules_to_save": [[]]}, {"deepspeed": "x" * 5000}],
-    ids=["model", "modules", "file"],
+    [
+        {"model_name_or_path": "9" * 5000},
+        {"lora_modules_to_save": [[]]},
+        {"deepspeed": "x" * 5000},
+        {"fsdp": {"a": 1}},
+        {"fsdp": 9},
+        {"fsdp": "false"},
+        {"bf16": True, "fp16": True},
+    ],
+    ids=["model", "modules", "file", "mapping", "number", "text", "formats"],
 )
 def test_hostile_values_are_one_error(read, more):
     with pytest.raises(InputError):
