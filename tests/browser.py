@@ -41,6 +41,12 @@ DRAWING_FAULTS = r"""(() => {
       const size = parseFloat(getComputedStyle(t).fontSize) * scale;
       if (size < 11.9) found.push(`${name}: ${t.textContent} has ${size.toFixed(1)} px`);
     }
+    const rgb = color => (color.match(/[\d.]+/g) || []).slice(0, 3).join();
+    const used = new Set([...svg.querySelectorAll('path, rect, line, circle')].flatMap(
+      mark => [rgb(getComputedStyle(mark).fill), rgb(getComputedStyle(mark).stroke)]));
+    for (const swatch of svg.closest('figure').querySelectorAll('.legend i'))
+      if (!used.has(rgb(getComputedStyle(swatch).backgroundColor)))
+        found.push(`${name}: no mark has the colour of ${swatch.parentNode.textContent}`);
     const edge = svg.closest('figure').getBoundingClientRect().left;
     for (const [t, box] of texts) if (box.left < edge - 1) found.push(`${name}: ${t.textContent} is cut`);
     texts.forEach(([a, p], i) => texts.slice(i + 1).forEach(([b, q]) => {
@@ -75,7 +81,8 @@ DRAWING_FAULTS = r"""(() => {
   }
   return found;
 })()"""
-"""Texts that are too small, cut or lie on each other, boxes that their content leaves, empty halves, wrapped units."""
+"""Texts that are too small, cut or lie on each other, legends of colours that no mark has, boxes that their content
+leaves, empty halves, wrapped units."""
 
 
 @dataclass

@@ -49,7 +49,7 @@ NARROW_TITLE = 34
 """Characters in a line of an axis's title on a phone: about the width of the plot."""
 WIDE_FIGURE, NARROW_FIGURE = 728, 350
 """Pixels of a whole figure: one of two columns, and a phone's window, show its texts at their size or larger."""
-PARETO_HEIGHT, LETTER_WIDTH = 300, 6.6
+PARETO_HEIGHT, LETTER_WIDTH = 300, 7.6
 """Pixels of a plot with a Pareto front, and of a letter."""
 ROOMY = "roomy"
 """Style of a mark that a phone has no room for."""
@@ -298,7 +298,7 @@ def _apart(rows: Sequence[dict[str, Any]], *, width: float, is_log: bool) -> lis
         begin, size = (at - start) / ((end - start) or 1.0) * width + 7, LETTER_WIDTH * len(row["name"])
         left = begin + size <= width
         begin, top = begin if left else begin - 14 - size, (high - row["y"]) / ((high - low) or 1.0) * PARETO_HEIGHT
-        if begin >= 0 and not any(begin < e and b < begin + size and abs(top - t) < 15 for b, e, t in kept):
+        if begin >= 0 and not any(begin < e and b < begin + size and abs(top - t) < 17 for b, e, t in kept):
             kept.append((begin, begin + size, top))
             found.append(row | {"align": "left" if left else "right"})
     return found

@@ -306,8 +306,9 @@ def tiles(figures: Iterable[tuple[str, str, str]]) -> str:
 
 
 def figure(svg: str, *, legend: Iterable[tuple[str, str]] = ()) -> str:
-    """An inline SVG with an optional legend of (name, colour)."""
-    entries = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in legend)
+    """An inline SVG with an optional legend of (name, colour): of those colours that are drawn."""
+    shown = [(name, "currentColor" if color == INK else color) for name, color in legend if color[:7] in svg]
+    entries = "".join(f'<span><i style="background:{color}"></i>{escape(name)}</span>' for name, color in shown)
     caption = f'<div class="legend">{entries}</div>' if entries else ""
     return f"<figure>{caption}{svg}</figure>"
 

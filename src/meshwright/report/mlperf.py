@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import cycle
+
 from meshwright.answers.quantities import percent
 from meshwright.answers.text_table import TextTable
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
-from meshwright.report.figures import FAINT, WIDTH, svg
+from meshwright.report.figures import FAINT, WIDTH, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, numbered_notes, page_table, paragraph
+from meshwright.report.overview.figures import SERIES
 from meshwright.version import __version__
 
 MOST_DRAWN = 40
@@ -69,7 +73,12 @@ def comparison_page(found: ResultComparison, *, command: str) -> str:
     num_results = sum(len(g.results) for g in found.groups)
     if 0 < num_results <= MOST_DRAWN:
         data = paragraph(f"The data is the table {tables[0].title}.")
-        drawn = explained_figure(_scores_svg(found), title="Minutes to the target", data=data, command=command)
+        names = dict.fromkeys(_group_name(g) for g in found.groups)
+        colors = dict(zip(names, cycle(SERIES), strict=False))
+        drawn = explained_figure(
+            _scores_svg(found, colors), title="Minutes to the target", data=data, command=command,
+            legend=colors.items(),
+        )  # fmt: skip
         sections.insert(0, PageSection(title="Scores", parts=[drawn]))
     sections.append(PageSection(title="Endnotes", parts=[numbered_notes(found.endnotes)]))
     benchmarks = ", ".join(dict.fromkeys(g.benchmark for g in found.groups))
@@ -79,12 +88,16 @@ def comparison_page(found: ResultComparison, *, command: str) -> str:
     )
 
 
-def _scores_svg(found: ResultComparison) -> str:
-    """Each result as a point, the fastest first; results of one accelerator have one colour."""
+def _group_name(group: ComparedGroup) -> str:
+    return f"{_size(group)}, {group.round}"
+
+
+def _scores_svg(found: ResultComparison, colors: Mapping[str, str]) -> str:
+    """Each result as a point, the fastest first, in the colour of its group."""
     import altair as alt
 
     rows = [
-        {"name": f"{r.submitter}, {_size(g)}, {r.system}", "minutes": r.score_min, "on": f"{_size(g)}, {g.round}"}
+        {"name": f"{r.submitter}, {_size(g)}, {r.system}", "minutes": r.score_min, "on": _group_name(g)}
         for g in found.groups
         for r in g.results
     ]
@@ -93,7 +106,6 @@ def _scores_svg(found: ResultComparison) -> str:
         y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=360)),
         x=alt.X("minutes:Q", title="minutes", axis=alt.Axis(tickCount=6)),
     )
-    color = alt.Color("on:N", title=None, legend=alt.Legend(orient="top", columns=5), sort=None)
     lines = base.mark_rule(color=FAINT).encode(x2=alt.datum(0))
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color)
+    points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color_by("on", colors))
     return svg((lines + points).properties(width=WIDTH - 120, height={"step": 22}), title="Minutes to the target")

@@ -21,6 +21,7 @@ def pages(tmp_path_factory):
     for name, options in (
         ("estimate", ["estimate", "examples/runs/deepseek-v3-pinned.yaml"]),
         ("scale", ["scale", *question, "--sensitivity"]),
+        ("mlperf", ["mlperf", "compare", "--benchmark", "llama31_8b", "--round", "5.1", "--devices", "8"]),
         ("serve", ["bench", "serve", "--server", "mock", "--concurrency", "1,4", "--requests", "8",
                    "--input-tokens", "8", "--output-tokens", "4", "--out", str(where / "serve")]),
     ):  # fmt: skip
@@ -29,7 +30,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.slow  # one page runs in tests/unit/report/overview/test_browser.py by default
-@pytest.mark.parametrize("name", ["estimate", "plan", "scale", "serve"])
+@pytest.mark.parametrize("name", ["estimate", "mlperf", "plan", "scale", "serve"])
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False), (1920, True)], ids=["phone", "laptop", "wide"])
 def test_texts_of_figures_are_large_enough_and_apart(browser, pages, name, width, dark):
     page = browser.open(pages / f"{name}.html", width=width, dark=dark)

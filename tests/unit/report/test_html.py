@@ -4,7 +4,8 @@ import pytest
 
 from meshwright.errors import InputError
 from meshwright.report.estimate_page import estimate_page
-from meshwright.report.html import Endnotes, PageSection, document, table, tiles, write_page
+from meshwright.report.figures import INK
+from meshwright.report.html import Endnotes, PageSection, document, figure, table, tiles, write_page
 
 LOADS = {"link", "img", "iframe", "object", "embed", "audio", "video", "source", "image", "use"}
 VOID = {"meta", "br", "hr"}
@@ -71,6 +72,15 @@ def test_a_page_has_figures_and_sources(page):
     for expected in ("Where the time goes", "Where the memory goes", "80 % interval", "calibration", "bf16"):
         assert expected in words
     assert "nan" not in words.lower().split()
+
+
+def test_a_legend_names_the_colours_that_are_drawn():
+    drawn = f'<svg><path fill="#3f78b5"/><path stroke="{INK}"/></svg>'
+    text = figure(drawn, legend=[("measured", "#3f78b5"), ("rule", INK), ("absent", "#4c9a6a"), ("band", "#3f78b547")])
+    assert [name for name in ("measured", "rule", "absent", "band") if f"</i>{name}<" in text] == [
+        "measured", "rule", "band",
+    ]  # fmt: skip
+    assert '<i style="background:currentColor"></i>rule' in text  # the colour of the page's text, in the dark too
 
 
 def test_a_figure_is_drawn_for_phones_too(page):

@@ -146,8 +146,10 @@ def _read_folder(folder: Path, entries: list[ReportEntry], unreadable: list[str]
             "there is no record at or below this folder", got=str(folder),
             allowed="what train, bench device, kernels, train, serve, offline, ingest or mlperf run wrote",
         )  # fmt: skip
+    taken = {entry.name for entry in entries}
     for path, mark in found.items():
         name = path.resolve().name if path == folder else str(path.relative_to(folder))
+        name = str(path) if name in taken else name  # figures and tables tell entries by their names
         try:
             entries.append(_entry(path, mark, name))
         except InputError as error:

@@ -272,3 +272,10 @@ def test_an_accelerator_without_a_price_is_named(found):
     assert unpriced(values, cost_rows(values, PriceTerms(usd_per_device_hour=2.0))) == ""
     table = cost_table(cost_rows([value], PriceTerms()), missing="")
     assert "USD per run" not in table.headings
+
+
+def test_records_of_equal_folder_names_stay_apart(tmp_path):
+    for parent in ("a", "b"):
+        write_training(tmp_path / parent / "tuned")
+    names = [entry.name for entry in collect([str(tmp_path / "a" / "tuned"), str(tmp_path / "b" / "tuned")]).entries]
+    assert names == ["tuned", str(tmp_path / "b" / "tuned")]
