@@ -23,6 +23,7 @@ import altair as alt
 import meshwright as mw
 from meshwright.answers.training_run import MeasuredQuantity
 from meshwright.mlperf.benchmarks import load_benchmark
+from meshwright.mlperf.compare import compare_sets
 from meshwright.mlperf.convergence import reference_points
 from meshwright.report.comparison.page import gap_chart, gap_legend
 from meshwright.report.figures import (
@@ -36,6 +37,7 @@ from meshwright.report.figures import (
     waterfall_svg,
 )
 from meshwright.report.ingest import recall_svg
+from meshwright.report.mlperf import group_colors, scores_svg
 from meshwright.report.notebook import ranking_svg
 from meshwright.report.scale import efficiency_svg
 from meshwright.report.training_figures import BLUE, GREEN, ORANGE, RED, loss_svg, ratio_legend, ratio_svg
@@ -75,6 +77,7 @@ def pictures() -> dict[str, str]:
         "predicted-steps.svg": _predicted_steps(),
         "reference-points.svg": _reference_points(),
         "retrieval.svg": _retrieval(),
+        "mlperf-results.svg": _mlperf_results(),
         **{f"{name}.svg": _alone(loss_svg(steps)) for name, steps in _record("tutorials")["losses"].items()},
     }
 
@@ -156,6 +159,13 @@ def _retrieval() -> str:
         searches.append(SimpleNamespace(name=name, batch=row["batch"], threads=row["threads"], value=values.get))
     found: Any = SimpleNamespace(front=front, searches=searches, least=(1, 1))
     return _alone(recall_svg(found), [("search", BLUE), ("on the Pareto front", GREEN)])
+
+
+def _mlperf_results() -> str:
+    """Scores of published results, as the page of `mlperf compare` draws them."""
+    found = compare_sets(rounds=["5.1"], names=["llama31_8b"], devices=8)
+    colors = group_colors(found)
+    return _alone(scores_svg(found, colors), colors.items())
 
 
 def _alone(figure: str, legend: Iterable[tuple[str, str]] = ()) -> str:

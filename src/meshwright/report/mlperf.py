@@ -73,10 +73,9 @@ def comparison_page(found: ResultComparison, *, command: str) -> str:
     num_results = sum(len(g.results) for g in found.groups)
     if 0 < num_results <= MOST_DRAWN:
         data = paragraph(f"The data is the table {tables[0].title}.")
-        names = dict.fromkeys(_group_name(g) for g in found.groups)
-        colors = dict(zip(names, cycle(SERIES), strict=False))
+        colors = group_colors(found)
         drawn = explained_figure(
-            _scores_svg(found, colors), title="Minutes to the target", data=data, command=command,
+            scores_svg(found, colors), title="Minutes to the target", data=data, command=command,
             legend=colors.items(),
         )  # fmt: skip
         sections.insert(0, PageSection(title="Scores", parts=[drawn]))
@@ -88,11 +87,16 @@ def comparison_page(found: ResultComparison, *, command: str) -> str:
     )
 
 
+def group_colors(found: ResultComparison) -> dict[str, str]:
+    """Colour of each group's results."""
+    return dict(zip(dict.fromkeys(_group_name(g) for g in found.groups), cycle(SERIES), strict=False))
+
+
 def _group_name(group: ComparedGroup) -> str:
     return f"{_size(group)}, {group.round}"
 
 
-def _scores_svg(found: ResultComparison, colors: Mapping[str, str]) -> str:
+def scores_svg(found: ResultComparison, colors: Mapping[str, str]) -> str:
     """Each result as a point, the fastest first, in the colour of its group."""
     import altair as alt
 
