@@ -15,7 +15,7 @@ from meshwright.api.question import question_of
 from meshwright.api.runs import load_run
 from meshwright.api.train import take_training, train, train_options
 from meshwright.cli.options import text_override
-from meshwright.cli.output import emit_json, note, print_line, print_table, progress, say, write_html
+from meshwright.cli.output import emit_json, note, print_line, print_table, print_text_tables, progress, say, write_html
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Start, StartPrediction, TrainingEngine
@@ -36,6 +36,7 @@ def run(
     profile_steps: str | None,
     only_steps: bool,
     dry_run: bool,
+    html_path: Path | None,
     as_json: bool,
 ) -> None:
     """Prepare the engine, train, and report. Under a launcher only the first process reports."""
@@ -55,12 +56,21 @@ def run(
     )
     if branch and dry_run:
         raise InputError("--branch writes the weights that the new run starts from, --dry-run writes nothing")
+    if html_path is not None and (not dry_run or run.data.is_synthetic):
+        raise InputError(
+            "--html is the page of the data of a dry run", got="random tokens" if dry_run else "a training",
+            allowed="--dry-run with data.source", hint="a training writes report.html to its folder",
+        )  # fmt: skip
 
     def prepare(engine: TrainingEngine, begun: Run) -> Start | None:
         with progress("starting the engine"):  # seconds, the first time on a machine
             start = engine.prepare(begun, options=options)
         if dry_run:
-            show_plan(start, engine.expected(start), as_json=as_json)
+            with progress("reading the data"):
+                data = load("meshwright.training.data.lengths:data_lengths")(start.run)
+            about = {"name": start.run.name, "sequence_length": start.run.sequence_length}
+            write_html("meshwright.report.data_page:data_page", data, path=html_path, **about)
+            show_plan(start, engine.expected(start), data=data, as_json=as_json)
             return None
         if is_reporter:
             for line in (*(f"note: {text}" for text in start.notes if branch), *introduction(start)):
@@ -140,12 +150,12 @@ def _size_of_a_step(run: Run) -> tuple[str, str]:
     return f"at least {run.label_tokens:,}", "labels"
 
 
-def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None:
-    """Print the plan and the prediction of a dry run."""
+def show_plan(start: Start, expected: StartPrediction, *, data: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+    """Print the plan, the prediction and the data of a dry run."""
     if as_json:
         document = {
             "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
-            "folder": start.options.folder, "notes": start.notes + expected.notes,
+            "folder": start.options.folder, "notes": start.notes + expected.notes, "data": data,
         }  # fmt: skip
         emit_json(document)
         return
@@ -160,6 +170,9 @@ def show_plan(start: Start, expected: StartPrediction, *, as_json: bool) -> None
     if expected.predicted is not None:
         rows.append(("expected step", predicted_text(expected.predicted, "step")))
     print_table({"": "left", " ": "left"}, rows)
+    if data["training"]:
+        print_line()
+        print_text_tables([load("meshwright.report.data_page:data_table")(data)])
     note(*(start.notes + expected.notes))
 
 

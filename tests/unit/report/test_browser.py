@@ -18,7 +18,10 @@ def pages(tmp_path_factory):
     question = ["--model", "llama3.1-70b", "--cluster", "h100-8x8", "--gbs", "256", "--seq", "8192"]
     found = mw.plan(**RUN, engine="megatron", scored=300)
     found.write_html(where / "plan.html")
+    sources = "data={source: {some: examples/data/opposites.jsonl, more: examples/data/opposites.jsonl}, "
+    data = ["--set", sources + "tokenizer: bytes, sequence_length: 64}", "--set", "train.evaluate=null"]
     for name, options in (
+        ("data", ["train", "examples/runs/tiny-llama-cpu.yaml", "--dry-run", "--no-measure", *data]),
         ("estimate", ["estimate", "examples/runs/deepseek-v3-pinned.yaml"]),
         ("scale", ["scale", *question, "--sensitivity"]),
         ("mlperf", ["mlperf", "compare", "--benchmark", "llama31_8b", "--round", "5.1", "--devices", "8"]),
@@ -30,7 +33,7 @@ def pages(tmp_path_factory):
 
 
 @pytest.mark.slow  # one page runs in tests/unit/report/overview/test_browser.py by default
-@pytest.mark.parametrize("name", ["estimate", "mlperf", "plan", "scale", "serve"])
+@pytest.mark.parametrize("name", ["data", "estimate", "mlperf", "plan", "scale", "serve"])
 @pytest.mark.parametrize(("width", "dark"), [(390, True), (1280, False), (1920, True)], ids=["phone", "laptop", "wide"])
 def test_texts_of_figures_are_large_enough_and_apart(browser, pages, name, width, dark):
     page = browser.open(pages / f"{name}.html", width=width, dark=dark)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import json_option
+from meshwright.cli.options import file_option, json_option
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
@@ -20,7 +20,7 @@ from meshwright.cli.verbs import verb
         "meshwright train run.yaml --resume",
         "meshwright train run.yaml --branch --set train.seed=1",
         "meshwright train run.yaml --profile",
-        "meshwright train run.yaml --dry-run",
+        "meshwright train run.yaml --dry-run --html data.html",
     ],
 )
 @key_options("calibration")
@@ -35,7 +35,11 @@ from meshwright.cli.verbs import verb
 @click.option(
     "--only-steps", is_flag=True, help="Write the record only: no sample, adapters or report after the last step.",
 )  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Print the plan, its prediction and the folder; train nothing.")
+@click.option(
+    "--dry-run", is_flag=True,
+    help="Print the plan, its prediction, the folder, and the lengths of the data, whose tokens stay in the cache.",
+)  # fmt: skip
+@file_option("--html", "html_path", help="With --dry-run: write the data as a self-contained HTML page.")
 @json_option
 def command() -> None:
     """Train a model on the CPU, one accelerator or many.

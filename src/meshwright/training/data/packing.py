@@ -66,7 +66,7 @@ class StreamSamples:
 
     store: TokenStore
     sequence_length: int
-    ranges_E2: np.ndarray = field(repr=False)
+    extents: Extents
     starts_E: np.ndarray = field(repr=False)  # where each extent begins when extents are laid end to end
     num_samples: int
     num_tokens: int
@@ -81,7 +81,7 @@ class StreamSamples:
         extent = int(np.searchsorted(self.starts_E, start, side="right")) - 1
         at = start
         while at < stop:
-            first, last = self.ranges_E2[extent]
+            first, last = self.extents.ranges_E2[extent]
             a = int(first) + at - int(self.starts_E[extent])
             b = min(int(last), a + stop - at)
             tokens.append(self.store.tokens(a, b))
@@ -114,7 +114,7 @@ def stream_samples(
     return StreamSamples(
         store=store,
         sequence_length=sequence_length,
-        ranges_E2=ranges_E2,
+        extents=extents,
         starts_E=np.cumsum(np.concatenate([[0], ranges_E2[:, 1] - ranges_E2[:, 0]]))[:-1],
         num_samples=num_samples,
         num_tokens=extents.num_tokens,
@@ -131,6 +131,7 @@ class WholeSamples:
 
     store: TokenStore
     sequence_length: int
+    extents: Extents  # of which samples without a label are left out
     ranges_P2: np.ndarray = field(repr=False)
     usage: DataUsage
 
@@ -169,6 +170,7 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
     return WholeSamples(
         store=store,
         sequence_length=sequence_length,
+        extents=extents,
         ranges_P2=ranges_P2,
         usage=usage_of_documents(
             documents, ranges_P2, sequence_length=sequence_length, num_skipped=len(all_P2) - len(ranges_P2)
@@ -186,6 +188,7 @@ class PairSamples:
 
     store: TokenStore
     sequence_length: int
+    extents: Extents
     ranges_P22: np.ndarray = field(repr=False)  # of both documents, after the cut; of judged ones the own one is first
     usage: DataUsage
     is_chosen_P: np.ndarray | None = field(default=None, repr=False)  # of judged answers: desirable
@@ -237,8 +240,9 @@ def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int, i
         documents, joined_P2, sequence_length=sequence_length, num_skipped=int((~kept_P).sum()), kept_tokens=half
     )
     return PairSamples(
-        store=store, sequence_length=sequence_length, ranges_P22=ranges_P22, usage=usage, is_chosen_P=is_chosen_P
-    )
+        store=store, sequence_length=sequence_length, extents=extents, ranges_P22=ranges_P22, usage=usage,
+        is_chosen_P=is_chosen_P,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,6 +56,8 @@ def count_document_labels(store: TokenStore, extents: Extents, *, sequence_lengt
 
 def _labels_between(store: TokenStore, starts_N: np.ndarray, stops_N: np.ndarray) -> np.ndarray:
     """Count trained tokens of each range, without its first token, which has no prediction."""
+    if not store.is_masked:
+        return stops_N - starts_N - 1
     labels_N = np.zeros(len(starts_N), dtype=np.int64)
     row = 0
     while row < len(starts_N):
