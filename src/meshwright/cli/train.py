@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,9 @@ from meshwright.targets import load
 from meshwright.training.profiling.steps import ProfileSteps
 from meshwright.training.signals import STOPPED_EXIT_CODE
 from meshwright.units import format_bytes, format_count, format_duration, format_seconds
+
+if TYPE_CHECKING:
+    from meshwright.training.data import Corpus
 
 
 def run(
@@ -67,9 +70,9 @@ def run(
             start = engine.prepare(begun, options=options)
         if dry_run:
             with progress("reading the data"):
-                data = load("meshwright.training.data.lengths:data_lengths")(start.run)
+                data = load("meshwright.training.data.corpus:open_data")(start.run)
             about = {"name": start.run.name, "sequence_length": start.run.sequence_length}
-            write_html("meshwright.report.data_page:data_page", data, path=html_path, **about)
+            write_html("meshwright.report.data_page:data_page", data.usages, path=html_path, **about)
             show_plan(start, engine.expected(start), data=data, as_json=as_json)
             return None
         if is_reporter:
@@ -150,12 +153,13 @@ def _size_of_a_step(run: Run) -> tuple[str, str]:
     return f"at least {run.label_tokens:,}", "labels"
 
 
-def show_plan(start: Start, expected: StartPrediction, *, data: Mapping[str, Mapping[str, Any]], as_json: bool) -> None:
+def show_plan(start: Start, expected: StartPrediction, *, data: Corpus, as_json: bool) -> None:
     """Print the plan, the prediction and the data of a dry run."""
+    notes = (*start.notes, *expected.notes, *data.notes)
     if as_json:
         document = {
             "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
-            "folder": start.options.folder, "notes": start.notes + expected.notes, "data": data,
+            "folder": start.options.folder, "data": data.usage, "notes": notes,
         }  # fmt: skip
         emit_json(document)
         return
@@ -170,10 +174,10 @@ def show_plan(start: Start, expected: StartPrediction, *, data: Mapping[str, Map
     if expected.predicted is not None:
         rows.append(("expected step", predicted_text(expected.predicted, "step")))
     print_table({"": "left", " ": "left"}, rows)
-    if data["training"]:
+    if data.usages:
         print_line()
-        print_text_tables([load("meshwright.report.data_page:data_table")(data)])
-    note(*(start.notes + expected.notes))
+        print_text_tables([load("meshwright.report.data_page:data_table")(data.usages)])
+    note(*notes)
 
 
 def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:

@@ -118,7 +118,7 @@ def test_a_dry_run_writes_nothing(meshwright, run_file, without_measuring, tmp_p
     outcome = meshwright("train", run_file, "--dry-run", "--json")
     assert outcome.exit_code == 0, outcome.stderr
     assert outcome.json["plan"]["micro_batch"] == 2
-    assert outcome.json["data"] == {"training": {}, "validation": {}}  # random tokens
+    assert outcome.json["data"] == {"training": None, "sources": {}, "validation": {}}  # random tokens
     assert not (tmp_path / "runs").exists()
 
 
@@ -129,13 +129,15 @@ def test_a_dry_run_shows_the_data(meshwright, run_file, without_measuring, tmp_p
     asked = ("train", run_file, *data, "--set", "model.vocab=257", "--set", "batch={global_sequences: 2, micro: 1}")
     outcome = meshwright(*asked, "--dry-run", "--json", "--html", "data.html")
     assert outcome.exit_code == 0, outcome.stderr
-    found = outcome.json["data"]["training"]["asks"]
-    assert (found["tokens"]["total"], found["num_labels"], found["usage"]["num_samples"]) == (9 * 8, 9 * 5, 5)
+    found = outcome.json["data"]["sources"]["asks"]
+    lengths = found["lengths"]
+    assert (lengths["tokens"]["total"], lengths["labels"]["total"], found["num_samples"]) == (9 * 8, 9 * 5, 5)
     page = (tmp_path / "data.html").read_text()
-    for words in ("tiny: its data", "training, asks", "9 documents", "62.5", "Labels of documents", "8–11", "4–5"):
+    for words in ("tiny: its data", "training data asks", "45 (62.5", "Labels of an example", "8–11", "4–5"):
         assert words in page, words
     shown = meshwright(*asked, "--dry-run")
-    assert "9 documents" in shown.stdout
+    assert "45 (62.5 %)" in shown.stdout
+    assert "9 records of the format prompt" in shown.stderr
     refused = meshwright(*asked, "--html", "data.html")
     assert refused.exit_code == 2
     assert "--html is the page of the data of a dry run: got 'a training'" in refused.stderr

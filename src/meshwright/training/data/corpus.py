@@ -62,11 +62,15 @@ class Corpus:
         return usages_as_json(self.train_usages, self.validation_usages)
 
     @property
+    def usages(self) -> dict[str, DataUsage]:
+        """Counts of all sources by the names that lines and tables have for them."""
+        usages = {_training_data(name): usage for name, usage in self.train_usages.items()}
+        return usages | {_validation_data(name): usage for name, usage in self.validation_usages.items()}
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Notes on formats of records, on cut or unlabelled records, and on padding; a stream of text has none."""
-        usages = {_training_data(name): usage for name, usage in self.train_usages.items()}
-        usages |= {_validation_data(name): usage for name, usage in self.validation_usages.items()}
-        lines = (usage.describe(name) for name, usage in usages.items())
+        lines = (usage.describe(name) for name, usage in self.usages.items())
         return (*self.reading_notes, *(line for line in lines if line is not None))
 
     @property

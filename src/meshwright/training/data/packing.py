@@ -24,6 +24,7 @@ from meshwright.training.data.store import TokenStore
 from meshwright.training.data.usage import (
     DataUsage,
     count_document_labels,
+    lengths_of,
     require_labels,
     usage_of_documents,
     usage_of_stream,
@@ -67,7 +68,7 @@ class StreamSamples:
 
     store: TokenStore
     sequence_length: int
-    extents: Extents
+    ranges_E2: np.ndarray = field(repr=False)
     starts_E: np.ndarray = field(repr=False)  # where each extent begins when extents are laid end to end
     num_samples: int
     num_tokens: int
@@ -82,7 +83,7 @@ class StreamSamples:
         extent = int(np.searchsorted(self.starts_E, start, side="right")) - 1
         at = start
         while at < stop:
-            first, last = self.extents.ranges_E2[extent]
+            first, last = self.ranges_E2[extent]
             a = int(first) + at - int(self.starts_E[extent])
             b = min(int(last), a + stop - at)
             tokens.append(self.store.tokens(a, b))
@@ -114,7 +115,7 @@ def stream_samples(
     return StreamSamples(
         store=store,
         sequence_length=sequence_length,
-        extents=extents,
+        ranges_E2=ranges_E2,
         starts_E=np.cumsum(np.concatenate([[0], ranges_E2[:, 1] - ranges_E2[:, 0]]))[:-1],
         num_samples=num_samples,
         num_tokens=extents.num_tokens,
@@ -131,7 +132,6 @@ class WholeSamples:
 
     store: TokenStore
     sequence_length: int
-    extents: Extents  # of which samples without a label are left out
     ranges_P2: np.ndarray = field(repr=False)
     usage: DataUsage
 
@@ -166,15 +166,11 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
     all_P2 = np.array(ranges, dtype=np.int64).reshape(-1, 2)
     documents = count_document_labels(store, extents, sequence_length=sequence_length)
     ranges_P2 = all_P2[documents.of_ranges(all_P2) > 0]
-    return WholeSamples(
-        store=store,
-        sequence_length=sequence_length,
-        extents=extents,
-        ranges_P2=ranges_P2,
-        usage=usage_of_documents(
-            documents, ranges_P2, sequence_length=sequence_length, num_skipped=len(all_P2) - len(ranges_P2)
-        ),
-    )
+    usage = usage_of_documents(
+        documents, ranges_P2, sequence_length=sequence_length, num_skipped=len(all_P2) - len(ranges_P2),
+        lengths=lengths_of(store, documents),
+    )  # fmt: skip
+    return WholeSamples(store=store, sequence_length=sequence_length, ranges_P2=ranges_P2, usage=usage)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +183,6 @@ class PairSamples:
 
     store: TokenStore
     sequence_length: int
-    extents: Extents
     ranges_P22: np.ndarray = field(repr=False)  # of both documents, after the cut; of judged ones the own one is first
     usage: DataUsage
     is_chosen_P: np.ndarray | None = field(default=None, repr=False)  # of judged answers: desirable
@@ -220,6 +215,7 @@ def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int, i
     """The pairs of these extents, in order. A pair is skipped if an answer has no label within half of the sample."""
     half, is_chosen_P = sequence_length // 2, None
     documents = count_document_labels(store, extents, sequence_length=half - 1)
+    lengths = lengths_of(store, documents, each=2, num_copies=1 + is_judged)
     if is_judged:  # the document with the label, of both
         is_chosen_P = documents.labels_D[::2] > 0
         places_P = np.arange(len(is_chosen_P)) * 2 + ~is_chosen_P
@@ -236,12 +232,12 @@ def pair_samples(store: TokenStore, extents: Extents, *, sequence_length: int, i
     # Both documents as one range that is as long, for the counts; of judged ones about as long.
     joined_P2 = np.stack([ranges_P22[:, 0, 0], ranges_P22[:, 0, 1] + np.diff(ranges_P22[:, 1])[:, 0]], axis=1)
     usage = usage_of_documents(
-        documents, joined_P2, sequence_length=sequence_length, num_skipped=int((~kept_P).sum()), kept_tokens=half
-    )
-    return PairSamples(
-        store=store, sequence_length=sequence_length, extents=extents, ranges_P22=ranges_P22, usage=usage,
-        is_chosen_P=is_chosen_P,
+        documents, joined_P2, sequence_length=sequence_length, num_skipped=int((~kept_P).sum()), kept_tokens=half,
+        lengths=lengths,
     )  # fmt: skip
+    return PairSamples(
+        store=store, sequence_length=sequence_length, ranges_P22=ranges_P22, usage=usage, is_chosen_P=is_chosen_P
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,13 +286,7 @@ def first_samples(samples: Samples, most: int | None) -> Samples:
 def padding_sample(length: int) -> Sample:
     """A sample of padding only: it has no label."""
     empty_N = np.empty(0, np.int64)
-    return Sample(
-        tokens_T=_fit(empty_N, length, 0),
-        labels_T=_fit(empty_N, length, IGNORED_LABEL),
-        positions_T=_fit(empty_N, length, 0),
-        documents_T=_fit(empty_N, length, PADDING_DOCUMENT),
-        starts_D=empty_N,
-    )
+    return assemble(empty_N, empty_N.astype(bool), empty_N, empty_N, length=length)
 
 
 def label_places(samples: Samples, sample: Sample) -> np.ndarray:
@@ -306,7 +296,7 @@ def label_places(samples: Samples, sample: Sample) -> np.ndarray:
     """
     samples = samples.samples if isinstance(samples, FirstSamples) else samples
     numbers_D = sample.starts_D
-    if isinstance(samples, StreamSamples | WholeSamples | PairSamples):
+    if isinstance(samples, TextSamples):
         group = 2 if isinstance(samples, PairSamples) else 1
         numbers_D = np.array([samples.store.document_at(int(start)) // group for start in sample.starts_D], np.int64)
     is_label_T = sample.labels_T != IGNORED_LABEL

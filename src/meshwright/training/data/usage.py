@@ -6,7 +6,7 @@ D documents   E extents (see `split`)   P samples
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,60 @@ class DocumentLabels:
             sums[np.searchsorted(self.starts_D, ranges_P2[:, 1])]
             - sums[np.searchsorted(self.starts_D, ranges_P2[:, 0])]
         )
+
+
+PERCENTILES = (1, 10, 50, 90, 99)
+_FIRSTS = np.unique([0, *np.ceil(2.0 ** (np.arange(80) / 2)).astype(np.int64)])  # of the bars: two an octave
+_MOST_DOCUMENTS = 10_000_000  # of a stream whose lengths are counted
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Tokens, or labels, of the examples of a source."""
+
+    total: int
+    percentiles: Mapping[int, int]  # the least number that so many percent of the examples do not exceed
+    histogram: tuple[tuple[int, int, int], ...]  # least number, largest number, examples
+
+
+def spread_of(values_X: np.ndarray) -> Spread:
+    """
+    >>> spread = spread_of(np.array([3, 5, 5, 9]))
+    >>> spread.percentiles, spread.histogram
+    ({1: 3, 10: 3, 50: 5, 90: 9, 99: 9}, ((3, 3, 1), (4, 5, 2), (6, 7, 0), (8, 11, 1)))
+    """
+    counts_B = np.bincount(np.searchsorted(_FIRSTS, values_X, side="right") - 1)
+    bars = zip(_FIRSTS.tolist(), (_FIRSTS[1:] - 1).tolist(), counts_B.tolist(), strict=False)
+    percentiles = np.percentile(values_X, PERCENTILES, method="inverted_cdf").astype(int).tolist()
+    return Spread(
+        total=int(values_X.sum()),
+        percentiles=dict(zip(PERCENTILES, percentiles, strict=True)),
+        histogram=tuple(bars)[np.flatnonzero(counts_B)[0] :],
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """Examples of a source: documents, or pairs of answers behind their prompts."""
+
+    num_examples: int
+    tokens: Spread  # before the cut
+    labels: Spread  # after it
+    shortest: int  # number in the source, from 1
+    longest: int
+
+
+def lengths_of(store: TokenStore, documents: DocumentLabels, *, each: int = 1, num_copies: int = 1) -> Lengths | None:
+    """Lengths of examples of `each` documents, of which so many are the same. None without an example."""
+    lengths_X, labels_X = (of_D.reshape(-1, each).sum(1) for of_D in (documents.lengths_D, documents.labels_D))
+    if not len(lengths_X):
+        return None
+    ends = (int(documents.starts_D[place * each]) for place in (lengths_X.argmin(), lengths_X.argmax()))
+    shortest, longest = (store.document_at(start) // each + 1 for start in ends)
+    return Lengths(
+        num_examples=len(lengths_X), tokens=spread_of(lengths_X // num_copies),
+        labels=spread_of(labels_X), shortest=shortest, longest=longest,
+    )  # fmt: skip
 
 
 def count_document_labels(store: TokenStore, extents: Extents, *, sequence_length: int) -> DocumentLabels:
@@ -97,6 +151,7 @@ class DataUsage:
     num_padded: int  # samples that end with padding
     label_ratio: float  # labels that the loss counts over the positions of all samples
     padding_ratio: float  # padding over the positions of all samples
+    lengths: Lengths | None  # None: a stream of more than 10 million documents
 
     def describe(self, name: str) -> str | None:
         """Describe the data `name` in a line; None: all tokens are trained on, and no record is padded or cut."""
@@ -117,6 +172,7 @@ def usage_of_documents(
     *,
     sequence_length: int,
     num_skipped: int,
+    lengths: Lengths | None,
     kept_tokens: int | None = None,
 ) -> DataUsage:
     """Counts of whole documents, packed into the samples of `ranges_P2`.
@@ -135,6 +191,7 @@ def usage_of_documents(
         num_padded=int((padding_P > 0).sum()),
         label_ratio=float(documents.labels_D.sum()) / num_positions,
         padding_ratio=float(padding_P.sum()) / num_positions,
+        lengths=lengths,
     )
 
 
@@ -153,6 +210,11 @@ def usage_of_stream(
     num_padding = max(0, num_positions - extents.num_tokens)  # of data that is shorter than a sample
     unlabelled = 0 if joins_documents else max(0, num_begins - 1)
     num_labels = min(num_positions, max(0, extents.num_tokens - 1)) - unlabelled
+    is_few = store.num_documents <= _MOST_DOCUMENTS
+    documents = count_document_labels(store, extents, sequence_length=store.num_tokens) if is_few else None
+    if documents is not None and joins_documents:  # only the first token has no prediction
+        is_later_D = ~np.isin(documents.starts_D, extents.ranges_E2[:, 0])
+        documents = replace(documents, labels_D=documents.labels_D + is_later_D)
     return DataUsage(
         num_documents=num_begins,
         num_cut=0,
@@ -163,6 +225,7 @@ def usage_of_stream(
         num_padded=1 if num_padding else 0,
         label_ratio=num_labels / max(1, num_positions),
         padding_ratio=num_padding / max(1, num_positions),
+        lengths=None if documents is None else lengths_of(store, documents),
     )
 
 
