@@ -57,10 +57,7 @@ from meshwright.training.run_identity import IDENTITY, BatchHistory, as_document
 
 START, FACTS, STEPS, VALIDATION = "start.json", "facts.json", "steps.jsonl", "validation.jsonl"
 ENDING = "ending.json"
-NOT_MEASURED = (
-    "prediction_losses", "validation_losses", "validation_turns", "worst_examples", "best", "label_tokens",
-    "data_progress",
-)  # fmt: skip
+NOT_MEASURED = ("prediction_losses", "validation_losses", "best", "label_tokens", "data_progress")
 """Statistics of a record that no process of another program writes."""
 NO_PROFILE = "the steps to profile left no profile: logs/ say why, or the training ended before them"
 BETWEEN = "between_steps"

@@ -55,11 +55,11 @@ class Record:
 RECORD = "record.json"
 
 STATISTICS = (
-    "steps", "tokens", "first_loss", "last_loss", "prediction_losses", "validation_loss", "validation_losses",
-    "validation_turns", "worst_examples", "best", "target", "elapsed_s", "step_s", "label_tokens",
-    "tokens_per_s_per_device", "throughput", "mfu", "mfu_convention", "model_flops_per_token", "peak_flops_per_s",
-    "peak_memory_bytes", "num_devices", "parameters", "trained_parameters", "checkpoint", "data_workers", "data_usage",
-    "data_progress", "num_checkpoints", "checkpoint_stall_s",
+    "steps", "tokens", "first_loss", "last_loss", "prediction_losses", "validation_loss", "validation_losses", "best",
+    "target", "elapsed_s", "step_s", "label_tokens", "tokens_per_s_per_device", "throughput", "mfu", "mfu_convention",
+    "model_flops_per_token", "peak_flops_per_s", "peak_memory_bytes", "num_devices", "parameters",
+    "trained_parameters", "checkpoint", "data_workers", "data_usage", "data_progress", "num_checkpoints",
+    "checkpoint_stall_s",
 )  # fmt: skip
 """Keys of `statistics`; every engine has the same. docs/reference/record.md explains them."""
 

@@ -168,13 +168,7 @@ def _loss(done: TrainingRun) -> list[PageSection]:
         return []
     has_validation = any("validation_loss" in s for s in done.steps)
     legend = [(n, c) for n, c in LOSS_LEGEND.items() if has_validation or n == "training"]
-    parts = [figure(loss_svg(done.steps), legend=legend)]
-    names = {"validation_turns": "Validation loss by turn", "worst_examples": "Examples of the highest loss"}
-    for key, name in names.items():
-        if rows := done.statistics.get(key):
-            cells = [[f"{v:.3f}" if k == "loss" else v for k, v in row.items()] for row in rows]
-            parts.append(table(tuple(rows[0]), cells, name=name))
-    return [PageSection(title="Loss", parts=parts)]
+    return [PageSection(title="Loss", parts=[figure(loss_svg(done.steps), legend=legend)])]
 
 
 def _speed(done: TrainingRun) -> list[PageSection]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 from itertools import islice
 from math import ceil, log2
 
@@ -31,7 +30,12 @@ class Numbered(SyntheticSamples):
     def sample(self, number: int) -> Sample:
         of_number = super().sample(number)
         tokens_T = np.full_like(of_number.tokens_T, number)
-        return replace(of_number, tokens_T=tokens_T)
+        return Sample(
+            tokens_T=tokens_T,
+            labels_T=of_number.labels_T,
+            positions_T=of_number.positions_T,
+            documents_T=of_number.documents_T,
+        )
 
 
 def mixture_of(sources):

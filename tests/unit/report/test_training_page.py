@@ -139,16 +139,6 @@ def test_a_training_that_diverged_at_once_has_a_page(page):
     assert re.search(r"\bnan\b", re.sub("<[^>]*>", " ", text), re.IGNORECASE) is None
 
 
-def test_turns_and_the_worst_examples_are_tables(page):
-    shown = page(
-        statistics__validation_turns=[{"turn": n, "loss": 2.0 / n, "labels": 40 * n} for n in (1, 2)],
-        statistics__worst_examples=[{"source": "web", "number": 7, "loss": 9.25, "labels": 31}],
-    )
-    for cells in (("2", "1.000", "80"), ("web", "7", "9.250", "31")):
-        assert "".join(f"<td>{cell}</td>" for cell in cells) in shown
-    assert "Examples of the highest loss" not in page()
-
-
 def test_a_profile_is_shown_as_shares(page):
     profile = {
         "steps": [6, 7], "device": "gpu", "window_s": 14.0,

@@ -128,19 +128,12 @@ class Assembly:
     def train_mode(self) -> None:
         """Set the modules to train."""
         for module in self.modules:
-            module.train().kept_losses = None
+            module.train()
 
     def eval_mode(self) -> None:
-        """Set the modules to evaluate: loads of experts are not counted, and losses of tokens and pairs are kept."""
+        """Set the modules to evaluate: loads of experts are not counted."""
         for module in self.modules:
-            module.eval().kept_losses = []
-
-    def collect_losses(self) -> Tensor | None:
-        """Losses since the last call of labels [B, T] or pairs [B], in memory; None: the last stage is not here."""
-        kept = [losses for module in self.modules for losses in module.kept_losses or ()]
-        found = torch.cat(kept).cpu() if kept else None
-        self.eval_mode()
-        return found
+            module.eval()
 
 
 def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = None) -> Assembly:

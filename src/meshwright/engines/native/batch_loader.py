@@ -23,7 +23,7 @@ from meshwright.specs.run import TRAINING, VALIDATION, Run, has_removable_refere
 from meshwright.training import device as devices
 from meshwright.training.data import Batch, Batches, Corpus, ReadAhead, Tokenizer, WorkerChoice, joined, open_data
 from meshwright.training.data.mixture import SourceProgress
-from meshwright.training.data.packing import first_samples, label_places
+from meshwright.training.data.packing import first_samples
 from meshwright.training.data.tokenization import Report
 
 PROMPT_TOKENS = 8
@@ -39,7 +39,6 @@ class LoadedBatch:
 
     tensors: dict[str, Tensor]  # this process's part, on its device
     counts: BatchCounts
-    places_2BT: Tensor | None = None  # of an evaluation: `label_places` of this process's labels, in memory
 
 
 class BatchLoader:
@@ -102,12 +101,7 @@ class BatchLoader:
         num_labels, num_tokens = self._counts(batch)
         counts = BatchCounts(first=index, num_batches=1, num_labels=num_labels, num_tokens=num_tokens)
         tensors = self.on_device(batch) | self._reference(f"{VALIDATION} {name}", self.validations[name], index)
-        return LoadedBatch(tensors=tensors, counts=counts, places_2BT=self._label_places(self.validations[name], index))
-
-    def _label_places(self, batches: Batches, index: int) -> Tensor:
-        samples = map(batches.sample, batches.sample_numbers(index))
-        places_2BS = torch.from_numpy(np.stack([label_places(batches.samples, sample) for sample in samples], axis=1))
-        return places_2BS[..., self.chunks.order(places_2BS.shape[-1] // self.chunks.width)]
+        return LoadedBatch(tensors=tensors, counts=counts)
 
     def progress(self, num_read: int) -> dict[str, SourceProgress]:
         """Samples and epochs of each training source in the first `num_read` global batches of the run."""

@@ -179,8 +179,6 @@ def run_statistics(
         "prediction_losses": list(measured.prediction_losses) or None,
         "validation_loss": measured.validation and measured.validation.loss,
         "validation_losses": measured.validation and (measured.validation.named or None),
-        "validation_turns": measured.validation and list(measured.validation.turns),
-        "worst_examples": measured.validation and list(measured.validation.worst),
         "best": checkpoints.best(),
         "target": target_reached(run, steps=measured.num_steps, tokens=position.tokens, elapsed_s=measured.elapsed_s)
         if ending is Ending.REACHED

@@ -414,9 +414,8 @@ class Trainer:
         timed, averaged = self.clock.during(TrainingPhase.VALIDATION), self.assembly.optimizer.averaged()
         with timed, self.progress.phase("validating"), averaged:
             losses = validation_losses(
-                self.loader, self._loss_of, best_by=evaluate.best_by, before_batch=self.watchdog.start_timer,
-                assembly=self.assembly,
-            )  # fmt: skip
+                self.loader, self._loss_of, best_by=evaluate.best_by, before_batch=self.watchdog.start_timer
+            )
             if sums := self.assembly.collect_reward_sums():
                 losses = replace(losses, rewards=rewards_from(self._sum_over_processes(torch.zeros(()), *sums)[1:]))
         self.watchdog.stop_timer()

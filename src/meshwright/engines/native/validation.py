@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from meshwright.engines.native.assembly import Assembly
 from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch
-from meshwright.engines.native.example_losses import ExampleLosses
 from meshwright.specs.run import MEAN, Evaluate
 
 LossOfBatch = Callable[[LoadedBatch], float]
@@ -23,8 +21,6 @@ class ValidationLosses:
     by_source: Mapping[str, float]
     mean: float  # of the labels of all sources
     best_by: str  # the source whose loss decides, or MEAN
-    turns: Sequence[Mapping[str, Any]] = ()  # `ExampleLosses.by_turn`; in the first process
-    worst: Sequence[Mapping[str, Any]] = ()  # `ExampleLosses.worst`; in the first process
     rewards: Mapping[str, float] = field(default_factory=dict)  # of all pairs of answers; empty without
 
     @property
@@ -54,12 +50,11 @@ class ValidationLosses:
 
 
 def validation_losses(
-    loader: BatchLoader, loss_of: LossOfBatch, *, best_by: str, before_batch: Callable[[], None], assembly: Assembly
+    loader: BatchLoader, loss_of: LossOfBatch, *, best_by: str, before_batch: Callable[[], None]
 ) -> ValidationLosses:
     """Evaluate all sources; every label counts the same, however the batches are filled. Collective."""
     sums: dict[str, float] = {}
     counts: dict[str, float] = {}
-    examples = ExampleLosses()
     for name, num_batches in loader.num_validation_batches.items():
         sums[name] = counts[name] = 0.0
         for index in range(num_batches):
@@ -67,16 +62,10 @@ def validation_losses(
             batch = loader.validation_batch(name, index)
             sums[name] += loss_of(batch) * batch.counts.num_labels
             counts[name] += batch.counts.num_labels
-            losses = assembly.collect_losses()
-            if losses is not None and batch.places_2BT is not None:
-                examples.add(name, batch.places_2BT, losses)
-    examples = examples.of_all_processes(loader.coordinates)
     return ValidationLosses(
         by_source={name: sums[name] / max(1.0, counts[name]) for name in sums},
         mean=sum(sums.values()) / max(1.0, sum(counts.values())),
         best_by=best_by,
-        turns=examples.by_turn(),
-        worst=examples.worst(),
     )
 
 

@@ -130,7 +130,7 @@ class Batches:
 
     def of(self, numbers: Sequence[int]) -> Batch:
         """The samples of these numbers, a row each."""
-        samples = [self.sample(number) for number in numbers]
+        samples = [self._sample(number) for number in numbers]
         self._refuse_unknown_tokens(samples)
         return Batch(
             tokens_BT=_stack([s.tokens_T for s in samples]),
@@ -143,8 +143,7 @@ class Batches:
         """Batches `start`, `start` + 1, ... up to `stop` (exclusive; None: endless), read ahead by threads."""
         return prefetch(self.at, start=start, stop=stop, num_workers=num_workers)
 
-    def sample(self, number: int) -> Sample:
-        """The sample of this number, or a row of padding."""
+    def _sample(self, number: int) -> Sample:
         if number == NO_SAMPLE:
             return padding_sample(self.samples.sequence_length)
         return self.samples.sample(number)

@@ -41,7 +41,6 @@ class Sample:
     labels_T: np.ndarray  # the next token, or IGNORED_LABEL where the loss does not count it
     positions_T: np.ndarray  # from the start of the document, or of the part of it in this sample
     documents_T: np.ndarray  # 0, 1, ... within the sample
-    starts_D: np.ndarray  # places of the documents' first tokens in the store; of random tokens number of the sample
 
 
 class Samples(Protocol):
@@ -79,7 +78,7 @@ class StreamSamples:
         """Tokens number*T to number*T + T of the extents laid end to end."""
         start = number * self.sequence_length
         stop = min(start + self.sequence_length + 1, self.num_tokens)
-        tokens, trained, begins, starts = [], [], [], []
+        tokens, trained, begins = [], [], []
         extent = int(np.searchsorted(self.starts_E, start, side="right")) - 1
         at = start
         while at < stop:
@@ -90,9 +89,10 @@ class StreamSamples:
             trained.append(self.store.trained(a, b))
             starts_N = self.store.starts_between(a, b) - a
             begins.append(np.concatenate([[0], starts_N[:0] if self.joins_documents else starts_N]) + at - start)
-            starts.append(begins[-1] + a - (at - start))
             at, extent = at + b - a, extent + 1
-        return assemble(*map(np.concatenate, (tokens, trained, begins, starts)), length=self.sequence_length)
+        return assemble(
+            np.concatenate(tokens), np.concatenate(trained), np.concatenate(begins), length=self.sequence_length
+        )
 
 
 def stream_samples(
@@ -145,8 +145,9 @@ class WholeSamples:
         start, stop = map(int, self.ranges_P2[number])
         stop = min(stop, start + self.sequence_length + 1)
         begins = np.concatenate([[0], self.store.starts_between(start, stop) - start])
-        tokens_N, trained_N = self.store.tokens(start, stop), self.store.trained(start, stop)
-        return assemble(tokens_N, trained_N, begins, begins + start, length=self.sequence_length)
+        return assemble(
+            self.store.tokens(start, stop), self.store.trained(start, stop), begins, length=self.sequence_length
+        )
 
 
 def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> WholeSamples:
@@ -199,8 +200,8 @@ class PairSamples:
             prompt = own[:, : own[1].argmax()]
             other = np.concatenate([prompt, other[:, other[1].argmax() :]], axis=1)[:, : self.sequence_length // 2]
         tokens_N, trained_N = np.concatenate([own, other], axis=1)
-        begins, starts = np.array([0, own.shape[1]]), self.ranges_P22[number, :1, 0].repeat(2)
-        found = assemble(tokens_N, trained_N.astype(bool), begins, starts, length=self.sequence_length)
+        begins = np.array([0, own.shape[1]])
+        found = assemble(tokens_N, trained_N.astype(bool), begins, length=self.sequence_length)
         if self.is_chosen_P is None or self.is_chosen_P[number]:
             return found
         documents_T = np.where(found.documents_T < 0, found.documents_T, 1 - found.documents_T)
@@ -255,8 +256,7 @@ class SyntheticSamples:
         generator = np.random.Generator(np.random.Philox(key=np.array([self.seed % 2**64, number], dtype=np.uint64)))
         tokens_N = generator.integers(0, self.vocab, size=self.sequence_length + 1, dtype=np.int64)
         begins = np.arange(self.num_documents) * self.sequence_length // self.num_documents
-        is_trained_N, starts = np.ones(len(tokens_N), bool), np.full(self.num_documents, number)
-        return assemble(tokens_N, is_trained_N, begins, starts, length=self.sequence_length)
+        return assemble(tokens_N, np.ones(len(tokens_N), bool), begins, length=self.sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,32 +286,13 @@ def first_samples(samples: Samples, most: int | None) -> Samples:
 def padding_sample(length: int) -> Sample:
     """A sample of padding only: it has no label."""
     empty_N = np.empty(0, np.int64)
-    return assemble(empty_N, empty_N.astype(bool), empty_N, empty_N, length=length)
+    return assemble(empty_N, empty_N.astype(bool), empty_N, length=length)
 
 
-def label_places(samples: Samples, sample: Sample) -> np.ndarray:
-    """Example of each label, and its answer within it, both from 1 [2, T]; 0 where there is no label.
-
-    An example is a document of the source, or a pair of them; an answer is a run of labels.
-    """
-    samples = samples.samples if isinstance(samples, FirstSamples) else samples
-    numbers_D = sample.starts_D
-    if isinstance(samples, TextSamples):
-        group = 2 if isinstance(samples, PairSamples) else 1
-        numbers_D = np.array([samples.store.document_at(int(start)) // group for start in sample.starts_D], np.int64)
-    is_label_T = sample.labels_T != IGNORED_LABEL
-    begins_T = np.diff(is_label_T.astype(np.int64), prepend=0) > 0
-    answers_T, documents_T = np.cumsum(begins_T), sample.documents_T
-    before_D = (answers_T - begins_T)[np.flatnonzero(np.diff(documents_T, prepend=-2))]
-    return np.stack([np.append(numbers_D, 0)[documents_T] + 1, answers_T - before_D[documents_T]]) * is_label_T
-
-
-def assemble(
-    tokens_N: np.ndarray, trained_N: np.ndarray, begins: np.ndarray, starts: np.ndarray, *, length: int
-) -> Sample:
+def assemble(tokens_N: np.ndarray, trained_N: np.ndarray, begins: np.ndarray, *, length: int) -> Sample:
     """A sample from up to `length` + 1 tokens; `begins` are the places at which documents begin, the first is 0.
 
-    >>> s = assemble(np.array([5, 6, 9, 7, 8]), np.ones(5, bool), np.array([0, 3]), np.array([0, 3]), length=6)
+    >>> s = assemble(np.array([5, 6, 9, 7, 8]), np.ones(5, bool), np.array([0, 3]), length=6)
     >>> for row in (s.tokens_T, s.labels_T, s.positions_T, s.documents_T): print(row.tolist())
     [5, 6, 9, 7, 8, 0]
     [6, 9, -100, 8, -100, -100]
@@ -330,7 +311,6 @@ def assemble(
         labels_T=_fit(labels_N, length, IGNORED_LABEL),
         positions_T=_fit(positions_N, length, 0),
         documents_T=_fit(documents_N, length, PADDING_DOCUMENT),
-        starts_D=starts[np.diff(begins, prepend=-1) > 0],
     )
 
 

@@ -106,7 +106,7 @@ class Head(nn.Linear):
     def forward(self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's).
 
-        With pairs of answers, and in an evaluation, the losses of tokens, [B, T].
+        With pairs of answers the losses of tokens, [B, T].
         """
         if labels_BT is None:
             return capped(linear(input, self.weight), self.cap)
@@ -122,7 +122,7 @@ class Head(nn.Linear):
         group: ProcessGroup | None = None,
     ) -> Tensor:
         """The loss of `weight_VD`; with `group` its ranks have a part of the vocabulary each."""
-        sums = self.options.preference is None and self.training
+        sums = self.options.preference is None
         losses = linear_cross_entropy(
             h_BTD.flatten(0, 1),
             weight_VD,
@@ -181,7 +181,6 @@ class Transformer(nn.Module):
     """
 
     reward_sums: Tensor
-    kept_losses: list[Tensor] | None = None  # of tokens or pairs, by forward pass; None: not kept
 
     def __init__(
         self, model: Model, *, layers: range, is_first: bool, is_last: bool, options: TransformerOptions
@@ -254,10 +253,8 @@ class Transformer(nn.Module):
                 is_chosen_first_B=documents_BT[:, 0] == 0, group=self.data_group,
             )  # fmt: skip
             self.reward_sums += sums
-            return self._kept(losses_B)
-        if labels_BT is not None and not self.training:
-            return self._kept(out)
-        if not self.predictions or labels_BT is None:
+            return losses_B.sum()
+        if not self.predictions or labels_BT is None or not self.training:
             return out
         embedding = self.embedding if self.prediction_embedding is None else self.prediction_embedding
         assert embedding is not None
@@ -273,11 +270,6 @@ class Transformer(nn.Module):
             head=self.head,
         )
         return with_gradient_of(out, self.options.mtp_loss_weight * predicted)
-
-    def _kept(self, losses: Tensor) -> Tensor:
-        if self.kept_losses is not None:
-            self.kept_losses.append(losses.detach())
-        return losses.sum()
 
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
