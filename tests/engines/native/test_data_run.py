@@ -289,7 +289,11 @@ def test_every_batch_of_answers_has_a_label_and_the_rest_is_counted(run: Run, tm
     samples = [corpus.train.sample(n) for n in range(corpus.train.num_samples)]
     assert all((s.labels_T >= 0).sum() == 4 for s in samples)
     positions = 20 * corpus.train.sequence_length
-    assert corpus.usage == {
+    usage = corpus.usage
+    lengths = usage["training"].pop("lengths")
+    assert (lengths["tokens"]["total"], lengths["labels"]["total"]) == (60 * 44 + 20 * 7, 20 * 4)
+    assert (lengths["shortest"], lengths["longest"]) == (1, 2)
+    assert usage == {
         "sources": {},
         "training": {
             "num_documents": 80,

@@ -38,6 +38,8 @@ OPEN = {
 OPEN |= {
     "statistics.data_usage.sources",
     "statistics.data_usage.validation",
+    "statistics.data_usage.training.lengths.tokens",
+    "statistics.data_usage.training.lengths.labels",
     "statistics.data_progress",
     "statistics.data_workers.training",
     "statistics.data_workers.validation",
