@@ -477,7 +477,7 @@ def _lead(found: RecordReport) -> str:
     ratios = [r for e in found.entries if (r := predicted_ratio(e)) is not None]
     if ratios:
         errors = [abs(r - 1) for r in ratios]
-        shown.append((f"{median(errors):.0%}", "median error of the prediction", f"trainings: {len(ratios):,}"))
+        shown.append((f"{100 * median(errors):.0f} %", "median error of the prediction", f"trainings: {len(ratios):,}"))
     left = "".join(paragraph(f"Not read: {text}.", css_class="caution") for text in found.unreadable[:20])
     more = len(found.unreadable) - 20
     left += paragraph(f"And {more:,} more could not be read.", css_class="caution") if more > 0 else ""
