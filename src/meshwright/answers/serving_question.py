@@ -92,7 +92,9 @@ def weights_named(precision: str | None, name: str, model: Model, accelerator: A
 def format_notes(weights: StorageFormat, accelerator: Accelerator, *, own: str | None) -> list[str]:
     """Cautions about a format of weights; `own` is the note of `own_precision` where none is given."""
     found, gemms = [own] if own else [], computed_in(weights, accelerator)
-    if gemms != weights.matmul:
+    if gemms in weights.matmul_by_vendor.values():
+        found.append(f"kernels of {accelerator.vendor} multiply {weights.name} weights at the rate of {gemms}")
+    elif gemms != weights.matmul:
         found.append(
             f"{accelerator.name} does not multiply {weights.matmul}: weights are held in {weights.name} and widened to "
             f"{gemms} as they are read"

@@ -26,6 +26,7 @@ class StorageFormat:
     name: str
     bytes_per_value: float
     matmul: str
+    matmul_by_vendor: Mapping[str, str] = field(default_factory=dict, compare=False)  # where activations are wider
     ffn_only: bool = False  # matrices of attention stay in 16 bits
     group_bits: int = 0  # of an integer whose scale and zero point are those of a group; 0: it is none
     usual_cache: str = ""  # "": fp8 where weights are quantised
@@ -111,6 +112,7 @@ def computed_in(found: StorageFormat, accelerator: Accelerator) -> str:
     Weights in a format without units are widened on the fly (weight-only quantisation): to 16 bits.
     """
     peaks = accelerator.peak_flops_per_s
-    if found.matmul in peaks:
-        return found.matmul
+    matmul = found.matmul_by_vendor.get(accelerator.vendor, found.matmul)
+    if matmul in peaks and found.matmul in peaks:
+        return matmul
     return "bf16" if "bf16" in peaks else max(peaks, key=lambda name: peaks[name])

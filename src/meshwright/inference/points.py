@@ -171,7 +171,7 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
     except UnknownNameError as error:
         raise _RefusedError(PointReason.UNKNOWN_PRECISION, error.message) from None
     if computed_in(weights, place.accelerator) != weights.matmul:
-        assumed.append(f"weights widened to {computed_in(weights, place.accelerator)}")
+        assumed.append(f"weights multiplied in {computed_in(weights, place.accelerator)}")
     served = Served(model=model, cluster=place, weights=weights, cache=cache, layout=layout)
     try:
         check_layout(layout, model, place)

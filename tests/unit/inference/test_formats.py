@@ -52,7 +52,16 @@ def test_gemms_run_in_the_format_of_the_activations():
         place = catalog.accelerator(device)
         assert computed_in(weight_format("int4", place), place) == "bf16"
         assert computed_in(weight_format("int8", place), place) == "int8"
+        assert computed_in(weight_format("mxfp4", place), place) == "bf16"
         assert place.peak_flops_per_s["int8"] == pytest.approx(2 * place.peak_flops_per_s["bf16"], rel=0.02)
+
+
+def test_activations_of_mxfp4_weights_have_8_bits_on_nvidia(meshwright):
+    for device, expected in (("b200", "fp8"), ("mi355x", "fp4")):
+        place = catalog.accelerator(device)
+        assert computed_in(weight_format("mxfp4", place), place) == expected
+    asked = ("inference", "estimate", "--model", "gpt-oss-20b", "--cluster", "b200-1x1", *LOAD)
+    assert "multiply mxfp4 weights at the rate of fp8" in " ".join(meshwright(*asked).json["notes"])
 
 
 @pytest.mark.parametrize(

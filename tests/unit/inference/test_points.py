@@ -53,6 +53,13 @@ def test_the_mean_of_a_benchmark_holds_its_first_round_and_the_median_does_not(p
     assert found[3] < found[1]  # one alone waits for no step
 
 
+def test_the_cache_of_gpt_oss_has_16_bits_on_hopper_and_8_on_blackwell():
+    """As the benchmarks state it: `kv_cache_config: dtype: fp8`, and `auto` on Hopper."""
+    found = [p.conditions.served for p in read_points(shipped_points_path()) if p.conditions is not None]
+    caches = {(s.cluster.accelerator.architecture, s.cache.name) for s in found if s.model.name.startswith("gpt-oss")}
+    assert caches == {("Hopper", "bf16"), ("Blackwell", "fp8")}
+
+
 @pytest.mark.parametrize(
     ("framework", "note", "engine"),
     [
