@@ -455,8 +455,17 @@ def _engine_data() -> dict[str, dict[str, Any]]:
 
 
 def _engine(row: CsvRow) -> EngineTraits:
-    measured = re.search(r"measured=(20\d\d-\d\d)", row.text("note"))
-    return engine_of(row.text("framework"), date=measured[1] if measured else "")
+    note = row.text("note")
+    measured = re.search(r"measured=(20\d\d-\d\d)", note)
+    stated = {name: int(found[1]) for name, option in _STATED.items() if (found := re.search(option, note))}
+    return replace(engine_of(row.text("framework"), date=measured[1] if measured else ""), **stated)
+
+
+_STATED = {
+    "batch_tokens": r"(?:chunked-prefill-size|max-num-batched-tokens|max_num_tokens)[ =](\d+)",
+    "polled_steps": r"(?:num-continuous-decode-steps|scheduler-recv-interval)[ =](\d+)",
+}
+"""Traits of an engine by the options of SGLang, vLLM and TensorRT-LLM that a note has."""
 
 
 def engine_of(framework: str, date: str = "") -> EngineTraits:

@@ -9,6 +9,8 @@ steps and shares the device with the prompts of the others:
     output tokens/s     replicas x B x o / time of a request
     total tokens/s      output x (i + o) / o
 
+Where the scheduler looks for new requests after n decode steps only, a request waits (n - 1) / 2 steps more.
+
 t_prefill is what a prompt adds to a step that decodes beside it, or a step of its own where the engine does not mix
 them. A step with prompts takes at least the time in which the host starts its kernels.
 
@@ -109,6 +111,7 @@ class EngineTraits:
     mixes_prompts: bool = True  # a step computes prompts and decodes; False: in steps of their own
     windowed_cache: bool = True  # layers with a sliding window keep its tokens only
     eager_prompts: bool = True  # the host starts the kernels of a step with prompts one by one, from Python
+    polled_steps: int = 1  # decode steps after which the scheduler looks for new requests again
     tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
     server: str = ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
 
@@ -185,6 +188,7 @@ class RequestWork(Table):
     stages: Array  # pipeline stages: as many parts of the batch are on their way at once
     recomputed: Array  # prompts that are computed again for each request
     rounds: Array  # of a benchmark that begins with all requests at once; 0: endless
+    polled_steps: Array  # decode steps between two looks of the scheduler for new requests
     cohort: Array  # prompts that are computed together in lockstep; 0: requests are not in step
 
 
@@ -217,6 +221,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         stages=of.layout.pipeline,
         recomputed=recomputed(load, limit, engine, of.layout.replicas),
         rounds=load.rounds,
+        polled_steps=engine.polled_steps,
         cohort=np.clip(engine.batch_tokens / load.computed_tokens, 1.0, np.maximum(batch, 1.0))
         if load.lockstep
         else 0.0,
@@ -282,7 +287,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
         decode_step=step,
         mixes=work.mixes * (work.steps > 0) * np.clip(batch - 1, 0.0, 1.0),
     )
-    outside = outside_s(work, rates)
+    outside = outside_s(work, rates) + (work.polled_steps - 1) / 2 * step.total
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
     cohorts_s = cohort_s(work, rates, together)

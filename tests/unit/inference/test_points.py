@@ -61,6 +61,21 @@ def test_the_cache_of_gpt_oss_has_16_bits_on_hopper_and_8_on_blackwell():
 
 
 @pytest.mark.parametrize(
+    ("note", "batch_tokens", "polled_steps"),
+    [
+        ("", 8192, 1),
+        ("x.sh: --chunked-prefill-size=196608 --num-continuous-decode-steps=4", 196_608, 4),
+        ("--chunked-prefill-size 16384 --scheduler-recv-interval 30", 16_384, 30),
+        ("max-num-batched-tokens 4096", 4096, 1),
+        ("--max_num_tokens 20000", 20_000, 1),
+    ],
+)
+def test_options_that_a_note_states_are_those_of_the_engine(point, note, batch_tokens, polled_steps):
+    found = point(framework="sglang 0.5.9", note=note).conditions.engine
+    assert (found.name, found.batch_tokens, found.polled_steps) == ("sglang", batch_tokens, polled_steps)
+
+
+@pytest.mark.parametrize(
     ("framework", "note", "engine"),
     [
         ("vllm 0.7.3", "", "vllm-v0"),

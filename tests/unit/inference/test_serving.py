@@ -189,6 +189,17 @@ def test_prompts_share_steps_only_where_requests_end_often(vllm):
     assert often.token_steps == 128 / 8192
 
 
+def test_requests_wait_for_a_scheduler_that_looks_seldom(vllm):
+    load = replace(LOAD, concurrency=16)
+    often, seldom = (
+        estimate_load(replace(vllm, engine=replace(vllm.engine, polled_steps=n)), load) for n in (1, 4)
+    )  # fmt: skip
+    waited_s = 1.5 * sum(often.step_components_s.values())
+    assert seldom.ttft.value == pytest.approx(often.ttft.value + waited_s)
+    assert seldom.itl.value == pytest.approx(often.itl.value)
+    assert 16 / seldom.requests_per_s == pytest.approx(16 / often.requests_per_s + waited_s)  # Little's law
+
+
 def test_an_open_loop_serves_what_arrives_and_refuses_more(vllm):
     found = estimate_rate(vllm, LOAD, 3.0)
     assert found.requests_per_s == pytest.approx(3.0, rel=1e-3)
@@ -328,9 +339,12 @@ def test_a_rate_is_served_between_powers_of_two_in_flight():
     bounds = LatencyLimits(itl_s=0.05)
     for cluster in ("h100-8x4", "h100-8x8"):
         best = search_layouts(question(cluster=cluster, requests_per_s=100.0, bounds=bounds)).best
-        assert (best.layout.tensor, best.layout.num_devices) == (2, 30)
+        assert best.layout.tensor == 2
+        assert best.layout.num_devices not in (16, 32)
         assert best.requests_per_s == pytest.approx(100)
         assert best.itl_s < 0.05
+        fewer = replace(served(cluster=cluster), layout=replace(best.layout, replicas=best.layout.replicas - 1))
+        assert estimate_rate(server(fewer, engines()["vllm"]), LOAD, 100.0).itl.value > 0.05
 
 
 def test_plan_and_estimates_of_a_rate_and_of_a_concurrency_agree():
