@@ -2,13 +2,14 @@
 
     linear      ((weights / B r)^p + (GEMM / P u + grouped / P u_g)^p)^(1/p)   the smooth maximum of a roofline, p = 4
     attention   the same of cached bytes / B r r_c and FLOPs / P16 u_a
-    device      linear + attention + elementwise / B r + c collectives + layers l + MoE layers l_e
+    device      linear + attention + elementwise / B r + c collectives + dispatch + layers l + MoE layers l_e
     step        device + host h + sequences h_s
 
 P dense peak of the GEMM's format, P16 of 16 bits, B memory bandwidth. u, u_g, u_a, r, r_c: shares that kernels reach.
 A GEMM of fewer tokens than the engine's tile reaches u_d of the others' rate (llama.cpp on a CPU). c: seconds of
-collectives over those of `cost.collectives`. l: launches and gaps of one layer's kernels. h, h_s: scheduling and
-sampling on the host, by engine; a request has a further time outside of all steps, in which its prompt is tokenised.
+collectives over those of `cost.collectives`, as engines have all-reduces of their own; it is not for the dispatch.
+l: launches and gaps of one layer's kernels. h, h_s: scheduling and sampling on the host, by engine; a request has a
+further time outside of all steps, in which its prompt is tokenised.
 A step with prompts has no CUDA graph: it takes at least the time in which the host starts its kernels, layer by layer.
 Williams et al. 2009 for the roofline.
 """
@@ -90,7 +91,9 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
             work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
         ),
         elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
-        communication=work.collective_s * rates.collective_factor + work.num_collectives * rates.collective_s,
+        communication=work.collective_s * rates.collective_factor
+        + work.dispatch_s
+        + work.num_collectives * rates.collective_s,
         launches=work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s,
         host=rates.host_s + work.sequences * rates.sequence_s,
     )
@@ -122,7 +125,9 @@ def prefill_seconds(
             work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
         ),
         elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
-        communication=work.collective_s * rates.collective_factor + own * work.num_collectives * rates.collective_s,
+        communication=work.collective_s * rates.collective_factor
+        + work.dispatch_s
+        + own * work.num_collectives * rates.collective_s,
         launches=own * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),
         host=own * rates.host_s,
     )

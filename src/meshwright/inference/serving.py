@@ -238,7 +238,8 @@ def recomputed(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, repli
 
 
 OF_ONE_PROMPT = (
-    "cache_bytes", "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "sequences",
+    "cache_bytes", "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "dispatch_s",
+    "sequences",
 )  # fmt: skip
 """Work of a prompt's own tokens. Weights, collectives and layers are those of a step, which prompts share."""
 

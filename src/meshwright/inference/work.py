@@ -9,7 +9,8 @@ A step processes `tokens` tokens per attention group: decoded tokens, one per se
     attention_flops     2 H (d + d_v) per token and key; with latents and decoding 2 H (2 r + d_r), the absorbed form of
                         DeepSeek-V2 (arXiv 2405.04434), section 2.1.2
     elementwise_bytes   norms, residuals, quantisation: hidden states read and written, not split over tensor ranks
-    collective_s        two all-reduces a layer, or all-to-alls of experts, by `cost.collectives`
+    collective_s        two all-reduces a layer, by `cost.collectives`
+    dispatch_s          tokens to experts and back where attention is data-parallel, by the same
 
 Expected number of experts chosen: each token draws k of E without replacement, uniformly (balanced routing).
 """
@@ -19,14 +20,20 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 
 from meshwright.arrays import Array, Table
 from meshwright.calibration.collectives import constants_for
 from meshwright.cost.collectives.network import Group, group, network_row
-from meshwright.cost.collectives.operations import all_reduce_s, all_to_all_s, send_receive_s
+from meshwright.cost.collectives.operations import (
+    all_gather_s,
+    all_reduce_s,
+    all_to_all_hierarchical_s,
+    reduce_scatter_s,
+    send_receive_s,
+)
 from meshwright.inference.formats import StorageFormat, computed_in
 from meshwright.inference.layout import ServingLayout
 from meshwright.inference.memory import (
@@ -57,6 +64,7 @@ class StepWork(Table):
     elementwise_bytes: Array  # of one read and one write per layer
     collective_s: Array
     num_collectives: Array
+    dispatch_s: Array
     num_layers: Array  # on the device, times the stages that a token passes
     num_moe_layers: Array
     sequences: Array  # that get a token in this step, of one replica
@@ -105,6 +113,7 @@ def step_work(
         elementwise_bytes=2 * HIDDEN_BYTES * model.hidden * model.num_layers * per_group,
         collective_s=collective_s,
         num_collectives=num_collectives,
+        dispatch_s=_dispatch_s(of, per_group) if layout.attention_data > 1 else 0.0,
         num_layers=model.num_layers,
         num_moe_layers=model.num_moe_layers,
         sequences=sequences,
@@ -278,7 +287,7 @@ def _communication(of: Served, tokens: Array) -> tuple[Array, float]:
     """(seconds of one step's messages beyond their latency, number of collectives). `tokens` per attention group.
 
     Attention: an all-reduce over tensor ranks. Feed-forward: the same over the stage where all ranks have the same
-    tokens; where they have tokens of their own, two all-to-alls with a copy for each expert chosen.
+    tokens; where they have tokens of their own, two messages whose seconds are `_dispatch_s`.
     """
     model, layout = of.model, of.layout
     message = tokens * model.hidden * HIDDEN_BYTES
@@ -289,16 +298,38 @@ def _communication(of: Served, tokens: Array) -> tuple[Array, float]:
         seconds += reductions * _beyond_latency(all_reduce_s, message, group_on(of.cluster, layout.tensor))
         count += reductions
     if layout.attention_data > 1:
-        top_k = model.experts.top_k if model.experts else 1
-        copies = min(top_k, layout.group_size) / layout.tensor
-        ranks = group_on(of.cluster, layout.group_size)
-        seconds += 2 * model.num_layers * _beyond_latency(all_to_all_s, message * copies, ranks)
         count += 2 * model.num_layers
     if layout.pipeline > 1:
         stage = group_on(of.cluster, layout.pipeline, layout.group_size)
         seconds += (layout.pipeline - 1) * _beyond_latency(send_receive_s, message, stage)
         count += layout.pipeline - 1
     return seconds, count
+
+
+def _dispatch_s(of: Served, tokens: Array) -> Array:
+    """Seconds that the bytes of one step take to experts and back. `tokens` per attention group.
+
+    A dense block, and a group of no more ranks than a token has experts, gathers the tokens of all ranks and
+    reduce-scatters the results (TensorRT-LLM, `select_alltoall_method_type`: no all-to-all where the ranks are no more
+    than top_k; the default of vLLM and SGLang). In larger groups a token goes once to each node and rank that has one
+    of its experts, in 8 bits where GEMMs have no more, and comes back in 16 (DeepSeek-V3, arXiv 2412.19437, 3.2.2).
+    """
+    model, layout = of.model, of.layout
+    message = tokens / layout.tensor * model.hidden * HIDDEN_BYTES
+    ranks = group_on(of.cluster, layout.group_size)
+    num_gathered, dispatched_s = model.num_layers, 0.0
+    if model.experts is not None and layout.group_size > model.experts.top_k:
+        num_gathered = model.num_layers - model.num_moe_layers
+        to_ranks = partial(
+            all_to_all_hierarchical_s, copies=model.experts.top_k * layout.expert_tensor,
+            max_domains=model.experts.groups_per_token,
+        )  # fmt: skip
+        is_wide = computed_in(of.weights, of.cluster.accelerator) not in ("fp8", "fp4")
+        out_and_back = (message * (1.0 if is_wide else 0.5), message)
+        dispatched_s = sum(_beyond_latency(to_ranks, sent, ranks) for sent in out_and_back)
+    gathered = message * layout.group_size
+    gathered_s = sum(_beyond_latency(of_all, gathered, ranks) for of_all in (all_gather_s, reduce_scatter_s))
+    return num_gathered * gathered_s + model.num_moe_layers * dispatched_s
 
 
 def _beyond_latency(operation: Callable[[Array, Group], Array], message: Array, ranks: Group) -> Array:

@@ -22,7 +22,7 @@ from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, 
 from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
 from meshwright.inference.server import server, transfer_s
 from meshwright.inference.serving import BatchLimit, RequestLoad, isolated_prefill_s, prompt_work, request_work
-from meshwright.inference.work import Served, experts_chosen, step_work
+from meshwright.inference.work import Served, experts_chosen, group_on, step_work
 
 LOAD = RequestLoad(input_tokens=1024, output_tokens=256)
 
@@ -59,6 +59,31 @@ def test_tensor_ranks_share_the_work_and_communicate():
     assert eight.gemm_flops * 8 == pytest.approx(one.gemm_flops)
     assert eight.cache_bytes * 8 == pytest.approx(one.cache_bytes)
     assert (one.num_collectives, eight.num_collectives) == (0, 160)
+
+
+def test_a_token_goes_once_to_each_node_and_back():
+    """R1 on four nodes: 4 (1 - (3/4)^8) nodes have one of its 8 experts, its own among them; 8 bits out, 16 back."""
+    of = served("deepseek-v3", "h100-8x4", "fp8", attention_data=32, expert=32)
+    work = step_work(of, sequences=32 * 8, tokens=2048, context=1024, decoding=False)
+    net, message = group_on(of.cluster, 32), 8 * 2048 * 7168 * 2
+    nodes = 4 * (1 - 0.75**8) * 0.75
+    moe_s = 58 * nodes * 1.5 * message * float(net.far_s_per_byte)
+    dense_s = 3 * 2 * message * 31 * max(float(net.up_s_per_byte), float(net.far_s_per_byte) / 8)
+    assert work.dispatch_s == pytest.approx(moe_s + dense_s, rel=0.01)
+    assert work.collective_s == 0
+
+
+def test_few_ranks_gather_the_tokens_of_all_and_the_rate_of_prompts_on_four_nodes_is_near_the_published_one():
+    eight = served("deepseek-v3", "h200-8x1", "fp8", attention_data=8, expert=8)
+    one, two = (step_work(eight, sequences=n, tokens=2048, context=1024, decoding=False) for n in (256, 512))
+    assert two.dispatch_s == pytest.approx(2 * one.dispatch_s, rel=0.05)
+    up_s = float(group_on(eight.cluster, 8).up_s_per_byte)
+    assert one.dispatch_s == pytest.approx(61 * 2 * 7 * 32 * 2048 * 7168 * 2 * up_s, rel=0.05)
+    many = served("deepseek-v3", "h100-8x4", "fp8", attention_data=32, expert=32)
+    asked = server(many, replace(engines()["sglang"], batch_tokens=16_384))
+    load = RequestLoad(input_tokens=2048, output_tokens=1, concurrency=256)
+    found = estimate_load(asked, load).requests_per_s * 2048 / 4  # of a node; 52,300 with two-batch overlap
+    assert 35_000 < found < 52_300
 
 
 def test_a_small_batch_reads_few_experts_and_a_large_one_all():
