@@ -192,7 +192,9 @@ def _alone(figure: str, legend: Iterable[tuple[str, str]] = ()) -> str:
         head += (
             f'<text x="{left + 17:.0f}" y="{y}" font-family="sans-serif" font-size="12px" fill="{INK}">{name}</text>'
         )
-    height = float(re.search(r' viewBox="0 0 [\d.]+ ([\d.]+)"', wide)[1])
+    box = re.search(r' viewBox="0 0 [\d.]+ ([\d.]+)"', wide)
+    assert box is not None
+    height = float(box[1])
     wide = re.sub(r' height="[\d.]+"', f' height="{height + top:g}"', wide, count=1)
     wide = re.sub(r' viewBox="0 0 ([\d.]+) [\d.]+"', rf' viewBox="0 {-top} \1 {height + top:g}"', wide, count=1)
     return re.sub(r"(<svg [^>]*>)", lambda found: found[1] + head, wide, count=1) + "\n"
@@ -209,7 +211,7 @@ def _type(page: str, folder: Path, *, most: int | None = None) -> None:
 
 def train() -> None:
     """Type the tutorials that train, and keep the losses."""
-    losses = {}
+    losses, device = {}, ""
     for name, (page, out) in TRAININGS.items():
         with tempfile.TemporaryDirectory() as folder:
             (Path(folder) / "examples").symlink_to(ROOT / "examples")
