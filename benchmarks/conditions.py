@@ -1,4 +1,4 @@
-"""What every record says of its measurement: date, commit and machine."""
+"""Conditions of a measurement that its record states: date, commit and machine."""
 
 from __future__ import annotations
 

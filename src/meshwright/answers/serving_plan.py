@@ -229,7 +229,7 @@ def serving_plan(
 
 
 def _repository(asked: str, name: str) -> str | None:
-    """Where an engine finds the weights: a folder, a repository of the hub; None where the catalogue knows none."""
+    """Return the folder or the repository of the hub with the weights; None where the catalogue knows none."""
     path = Path(asked)
     if path.exists():
         return str((path if path.is_dir() else path.parent).absolute())

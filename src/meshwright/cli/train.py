@@ -69,10 +69,12 @@ def run(
         with progress("starting the engine"):  # seconds, the first time on a machine
             start = engine.prepare(begun, options=options)
         if dry_run:
-            with progress("reading the data"):
-                data = load("meshwright.training.data.corpus:open_data")(start.run)
-            about = {"name": start.run.name, "sequence_length": start.run.sequence_length}
-            write_html("meshwright.report.data_page:data_page", data.usages, path=html_path, **about)
+            data = None
+            if html_path is not None:
+                with progress("reading the data"):
+                    data = load("meshwright.training.data.corpus:open_data")(start.run)
+                about = {"name": start.run.name, "sequence_length": start.run.sequence_length}
+                write_html("meshwright.report.data_page:data_page", data.usages, path=html_path, **about)
             show_plan(start, engine.expected(start), data=data, as_json=as_json)
             return None
         if is_reporter:
@@ -153,13 +155,13 @@ def _size_of_a_step(run: Run) -> tuple[str, str]:
     return f"at least {run.label_tokens:,}", "labels"
 
 
-def show_plan(start: Start, expected: StartPrediction, *, data: Corpus, as_json: bool) -> None:
-    """Print the plan, the prediction and the data of a dry run."""
-    notes = (*start.notes, *expected.notes, *data.notes)
+def show_plan(start: Start, expected: StartPrediction, *, data: Corpus | None, as_json: bool) -> None:
+    """Print the plan, the prediction and the data, if it was read, of a dry run."""
+    notes = (*start.notes, *expected.notes, *(() if data is None else data.notes))
     if as_json:
         document = {
             "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
-            "folder": start.options.folder, "data": data.usage, "notes": notes,
+            "folder": start.options.folder, "data": data and data.usage, "notes": notes,
         }  # fmt: skip
         emit_json(document)
         return
@@ -174,7 +176,7 @@ def show_plan(start: Start, expected: StartPrediction, *, data: Corpus, as_json:
     if expected.predicted is not None:
         rows.append(("expected step", predicted_text(expected.predicted, "step")))
     print_table({"": "left", " ": "left"}, rows)
-    if data.usages:
+    if data is not None:
         print_line()
         print_text_tables([load("meshwright.report.data_page:data_table")(data.usages)])
     note(*notes)

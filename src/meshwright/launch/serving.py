@@ -238,7 +238,7 @@ def _page(
     question: ServingQuestion, point: LayoutPoint, row: Mapping[str, Any], summary: str, processes: Sequence[_Process],
     notes: Sequence[str], *, has_manifest: bool,
 ) -> str:  # fmt: skip
-    """How the servers are started and measured, and what was predicted of one."""
+    """Return the page: the start of the servers, the prediction of one, and the command that measures it."""
     load, is_split = question.load, bool(point.prefill_replicas)
     parts, port = (1, ROUTER_PORT) if is_split else (point.layout.replicas, PORT)
     lines = [

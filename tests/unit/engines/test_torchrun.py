@@ -1,4 +1,4 @@
-"""What torchrun's errors become: an exit code, and a line that a terminal does not obey."""
+"""Errors of torchrun: an exit code, and a line that a terminal does not obey."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ from meshwright.cli.verbs import verb
 )  # fmt: skip
 @click.option(
     "--dry-run", is_flag=True,
-    help="Print the plan, its prediction, the folder, and the lengths of the data, whose tokens stay in the cache.",
+    help="Print the plan, its prediction and the folder; with --html the data too, whose tokens stay in the cache.",
 )  # fmt: skip
 @file_option("--html", "html_path", help="With --dry-run: write the data as a self-contained HTML page.")
 @json_option

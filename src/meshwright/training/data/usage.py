@@ -68,7 +68,7 @@ def spread_of(values_X: np.ndarray) -> Spread:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lengths:
+class ExampleLengths:
     """Examples of a source: documents, or pairs of answers behind their prompts."""
 
     num_examples: int
@@ -78,14 +78,16 @@ class Lengths:
     longest: int
 
 
-def lengths_of(store: TokenStore, documents: DocumentLabels, *, each: int = 1, num_copies: int = 1) -> Lengths | None:
+def lengths_of(
+    store: TokenStore, documents: DocumentLabels, *, each: int = 1, num_copies: int = 1
+) -> ExampleLengths | None:
     """Lengths of examples of `each` documents, of which so many are the same. None without an example."""
     lengths_X, labels_X = (of_D.reshape(-1, each).sum(1) for of_D in (documents.lengths_D, documents.labels_D))
     if not len(lengths_X):
         return None
     ends = (int(documents.starts_D[place * each]) for place in (lengths_X.argmin(), lengths_X.argmax()))
     shortest, longest = (store.document_at(start) // each + 1 for start in ends)
-    return Lengths(
+    return ExampleLengths(
         num_examples=len(lengths_X), tokens=spread_of(lengths_X // num_copies),
         labels=spread_of(labels_X), shortest=shortest, longest=longest,
     )  # fmt: skip
@@ -151,7 +153,7 @@ class DataUsage:
     num_padded: int  # samples that end with padding
     label_ratio: float  # labels that the loss counts over the positions of all samples
     padding_ratio: float  # padding over the positions of all samples
-    lengths: Lengths | None  # None: a stream of more than 10 million documents
+    lengths: ExampleLengths | None  # None: a stream of more than 10 million documents
 
     def describe(self, name: str) -> str | None:
         """Describe the data `name` in a line; None: all tokens are trained on, and no record is padded or cut."""
@@ -172,7 +174,7 @@ def usage_of_documents(
     *,
     sequence_length: int,
     num_skipped: int,
-    lengths: Lengths | None,
+    lengths: ExampleLengths | None,
     kept_tokens: int | None = None,
 ) -> DataUsage:
     """Counts of whole documents, packed into the samples of `ranges_P2`.
