@@ -235,9 +235,8 @@ def _repository(asked: str, name: str) -> str | None:
         return str((path if path.is_dir() else path.parent).absolute())
     if is_hub_name(asked):
         return asked.partition("@")[0]
-    known = repositories_of(name)
-    alike = (r for r in known if name.replace("-", "") in r.lower().replace("-", ""))
-    return next(alike, known[0] if known else None)
+    alike = (r for r in repositories_of(name) if name.replace("-", "") in r.lower().replace("-", ""))
+    return next(alike, None)  # others have the same shapes, and weights of their own
 
 
 def _why_none(found: ServingSearch) -> str:
