@@ -127,7 +127,7 @@ def stream_head_parameters(model: ModelTable) -> Array:
 def selected_keys(model: ModelTable, seq_len: Array) -> Array:
     """Mean keys that an indexer selects for a query of a causal sequence."""
     span = np.minimum(model.top_keys * model.index_stride, seq_len)
-    return (span - span * span / (2.0 * seq_len)) / np.maximum(model.index_stride, 1)
+    return (span - span * span / np.maximum(2.0 * seq_len, 1.0)) / np.maximum(model.index_stride, 1)
 
 
 def pooled_keys(model: ModelTable, seq_len: Array) -> Array:

@@ -125,6 +125,7 @@ def test_the_indexer_grows_with_the_square_of_the_sequence_and_attention_does_no
     scores = [float(index_score_flops(row, scored_keys(row, s))) for s in (65_536, 131_072)]
     assert scores[1] == pytest.approx(2 * scores[0])
     assert float(selected_keys(row, 131_072)) == pytest.approx(2048 - 2048**2 / 2 / 131_072)
+    assert float(selected_keys(row, 0)) == 0.0  # of a search's least memory
 
 
 def test_an_indexer_that_is_not_trained_has_no_backward_pass():
