@@ -141,7 +141,7 @@ def _options(row: Mapping[str, Any], question: ServingQuestion, point: LayoutPoi
         ):
             raise InputError(f"no option of {title} makes this layout", got=layout.describe(), hint="another --engine")
         found += [row[name]] if degree > 1 else []
-    if values["nodes"] > 1 and layout.attention_data > 1 and "dist-init" not in row["nodes"]:
+    if values["nodes"] > 1 and layout.attention_data > 1 and not row.get("groups_over_nodes"):
         raise InputError(
             "attention groups of one server on several nodes are not written", got=layout.describe(),
             hint="--engine sglang",

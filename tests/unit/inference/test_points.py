@@ -1,4 +1,4 @@
-"""Published points: what a row says, what is refused and why, and the errors on sources that the fit has not seen."""
+"""Published points: conditions of a row, refusals with their reasons, and errors on sources outside the fit."""
 
 from __future__ import annotations
 

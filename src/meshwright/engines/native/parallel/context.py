@@ -11,8 +11,8 @@ gathered keys and values are kept for the backward pass, unless attention is rec
 
 Source: Llama 3 (Grattafiori et al. 2024), section 3.3.2.
 
-C context ranks, B sequences, S tokens of a sequence, T = S / C those of this rank, L = T / 2 those of a chunk,
-H query heads, G key/value heads, K width of a query or key, V of a value, X = K + V.
+C context ranks and B sequences of S tokens. A rank holds T = S / C tokens of each, a chunk L = T / 2.
+H query heads, G key/value heads. A query or key is K wide, a value V, and X = K + V.
 """
 
 from __future__ import annotations
