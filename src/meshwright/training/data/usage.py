@@ -97,7 +97,8 @@ def count_document_labels(store: TokenStore, extents: Extents, *, sequence_lengt
     """Count the labels of the documents of `extents`, of which a sample holds `sequence_length` + 1 tokens."""
     starts_E, lengths_E, labels_E = [], [], []
     for first, last in extents.ranges_E2.tolist():
-        starts_N = np.unique(np.concatenate([[first], store.starts_between(first, last)]))
+        starts_N = np.concatenate([[first], store.starts_between(first, last)])
+        starts_N = starts_N[np.diff(starts_N, prepend=first - 1) > 0]  # they rise: `np.unique` would sort them again
         ends_N = np.append(starts_N[1:], last)
         kept_N = np.minimum(ends_N, starts_N + sequence_length + 1)
         starts_E.append(starts_N)
