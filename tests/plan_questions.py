@@ -21,6 +21,7 @@ OF = {
     "torchtitan": ("deepseek-v2-lite", "qwen3-4b", "gpt-oss-120b"),
     "megatron": ("mixtral-8x7b", "deepseek-v2-lite", "moe-2t", "qwen3-1.7b"),
     "maxtext": ("mixtral-8x7b", "deepseek-v2-lite", "qwen3-235b-a22b"),
+    "trl": ("qwen3-1.7b", "qwen2.5-7b", "gemma2-9b", "phi4"),
 }
 """Further ones."""
 DEVICES = ("h100", "b200", "mi300x", "mi355x")
@@ -37,6 +38,11 @@ KEYS = {
         "stack.overlaps_experts=true",
     ),
     "maxtext": ("task=lora", "optimizer.states=bf16"),
+    "trl": (
+        "train.compile=true", "task=lora",
+        "optimizer={schedule: linear, warmup_ratio: 0.1}", "optimizer={schedule: wsd, decay_shape: sqrt}",
+        "train={epochs: 2}", "stack.attention=fa3",
+    ),
 }  # fmt: skip
 FIXED = [
     *(f"{name}={width}" for name in ("tensor", "context", "pipeline", "expert") for width in (1, 2, 4)),

@@ -23,7 +23,7 @@ from meshwright.answers.serving_question import (
     weights_named,
 )
 from meshwright.answers.text_table import TextTable
-from meshwright.catalog.models import repositories_of
+from meshwright.catalog.models import own_repository
 from meshwright.errors import InfeasibleError
 from meshwright.hub import is_hub_name
 from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named
@@ -235,8 +235,7 @@ def _repository(asked: str, name: str) -> str | None:
         return str((path if path.is_dir() else path.parent).absolute())
     if is_hub_name(asked):
         return asked.partition("@")[0]
-    alike = (r for r in repositories_of(name) if name.replace("-", "") in r.lower().replace("-", ""))
-    return next(alike, None)  # others have the same shapes, and weights of their own
+    return own_repository(name)
 
 
 def _why_none(found: ServingSearch) -> str:

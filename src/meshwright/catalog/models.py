@@ -49,6 +49,14 @@ def repositories_of(name: str) -> tuple[str, ...]:
     return (*one.repositories, *(r for source in one.sources.values() for r in _REPOSITORY.findall(source)))
 
 
+def own_repository(name: str) -> str | None:
+    """Return the repository of the hub that is called like the model `name`; None where the catalogue knows none.
+
+    Others have the same shapes, and weights of their own.
+    """
+    return next((r for r in repositories_of(name) if name.replace("-", "") in r.lower().replace("-", "")), None)
+
+
 def model_of_repository(repository: str) -> str | None:
     """Return the name of the model of OWNER/NAME on the Hugging Face hub; None: it is not in the catalogue.
 

@@ -14,6 +14,7 @@ from meshwright.engines.base import ExternalProgramsEngine, ImportingEngine, fin
 from meshwright.engines.choice import not_run
 from meshwright.engines.maxtext.lower import CONFIGURATION
 from meshwright.engines.megatron.lower import ARGUMENTS, BRIDGE
+from meshwright.engines.trl.lower import CONFIGURATION as SFT
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import estimate_plan
@@ -22,7 +23,7 @@ from meshwright.planner.request import request_for
 from meshwright.runfile import from_mapping, from_options, loads, pinned_text
 from meshwright.specs.run import Run, with_software
 
-FILES = {"megatron": (ARGUMENTS, BRIDGE), "maxtext": (CONFIGURATION,)}
+FILES = {"megatron": (ARGUMENTS, BRIDGE), "maxtext": (CONFIGURATION,), "trl": (SFT,)}
 BRIDGE_ALONE = ("fuses_experts", "fp8_attention")
 """Switches for which Megatron-LM has no option."""
 TOP = 3
@@ -101,6 +102,10 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("maxtext", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
         ("megatron", "llama3.1-8b", "mi300x-8x4", ("stack.framework=primus-megatron", "stack.vintage=2025.7")),
         ("megatron", "qwen3-30b-a3b", "h100-8x4", ("stack.vintage=2024.5", "stack.preset=engine")),
+        ("trl", "llama3.1-8b", "h100-8x4", ()),
+        ("trl", "qwen2.5-7b", "mi300x-8x2", ("train.compile=true", "stack.vintage=2025.5")),
+        ("trl", "llama3.1-70b", "h200-8x1", ("task=lora", "lora.base_format=nf4")),
+        ("trl", "gemma2-9b", "b200-8x2", ("task=lora", "lora.use_dora=true", "optimizer.schedule=wsd")),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ("stack.vintage=2024.9",)),
     ],
 )

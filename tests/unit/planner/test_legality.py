@@ -322,6 +322,10 @@ CASES = [
     ("offloaded states", Plan(data_shard=64, offload=Offload.OPTIMIZER), {"keys": ("optimizer={name: lion}",)}),
     ("blocks of sharded states", Plan(data_shard=64), {"keys": ("optimizer={name: adamw8bit}",)}),
     ("blocks of split matrices", Plan(tensor=2, data_shard=32), {"keys": ("optimizer={name: adamw8bit}",)}),
+    ("data parallelism alone", Plan(tensor=2, data_shard=32, sharding=Sharding.NONE), {"engine": "trl"}),
+    ("one group of shards", Plan(data_replicate=8, data_shard=8), {"engine": "trl"}),
+    ("quantised base of shards", Plan(data_shard=64),
+     {"engine": "trl", "keys": ("task=lora", "lora.base_format=nf4")}),
 ]  # fmt: skip
 
 

@@ -95,7 +95,7 @@ def test_every_error_is_told_at_once_and_in_order() -> None:
         "  run.yaml:1: modle: unknown key; hint: did you mean 'model'?\n"
         "  run.yaml:7: optimizer.schedule: unknown value: got 'cosin', allowed: cosine, linear, wsd, constant, "
         "cosine_with_restarts, polynomial, inverse_sqrt; hint: did you mean 'cosine'?\n"
-        "  run.yaml:12: engine: unknown value: got 3, allowed: maxtext, megatron, native, torchtitan, any\n"
+        "  run.yaml:12: engine: unknown value: got 3, allowed: maxtext, megatron, native, torchtitan, trl, any\n"
         "  --set train.seed: is out of range: got -1, allowed: >= 0"
     )
 

@@ -16,6 +16,7 @@ from typing import Any
 from meshwright.catalog.entries import CatalogKind, entry
 from meshwright.catalog.models import MIRRORS, model_like, model_of_repository
 from meshwright.engines.base import ASSUMED, Imported, StatedCluster, not_estimated
+from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.trainers.adapters import lora_task
 from meshwright.engines.trainers.files import OF_RUN_FILES, read_settings
 from meshwright.engines.trainers.settings import Given, Settings
@@ -88,7 +89,10 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     whole = documents.RunFileDocument(file="", value=content)
     for key, part in settings.overlay.items():
         whole = whole if key in OF_RUN_FILES else documents.override(whole, part)
-    return Imported(content=whole.value, notes=tuple(dict.fromkeys(settings.notes)), program=settings.table.title)
+    found = Imported(content=whole.value, notes=tuple(dict.fromkeys(settings.notes)), program=settings.table.title)
+    return with_stated_software(
+        found, documents.read_text(settings.file, kind="configuration"), file=str(settings.file)
+    )
 
 
 def _builder(settings: Settings) -> tuple[str | None, str | None]:
@@ -452,6 +456,7 @@ def _precision(settings: Settings, *, is_full: bool) -> str:
 def _stack(settings: Settings, cluster: Cluster, *, precision: str) -> dict[str, Any]:
     """Return the trainer's software, and switches that it states."""
     found: dict[str, Any] = {"framework": settings.table.framework}
+    found |= {"compiles": True} if settings.truth("compile") else {}
     if "zero_stage" in settings.given and precision == "bf16":
         found["gradient_format"] = "bf16"  # DeepSpeed reduces gradients in the format of training
     for name, value in ATTENTION_KEYS.items():

@@ -1,0 +1,160 @@
+"""Parts of a run that TRL's trainer does not support, with reasons. Pure: TRL need not be installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import parse_qsl
+
+from meshwright.catalog.families import family_that_fits
+from meshwright.catalog.models import model, own_repository
+from meshwright.engines import refusals
+from meshwright.engines.base import Unsupported
+from meshwright.errors import MeshwrightError
+from meshwright.specs.model import QKV, Lora, Model
+from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
+
+FILES = {
+    ".json": "json", ".jsonl": "json", ".ndjson": "json", ".parquet": "parquet", ".csv": "csv", ".txt": "text",
+    ".arrow": "arrow",
+}  # fmt: skip
+"""Readers of `datasets` by the ending of a file."""
+WITHOUT_END = (
+    LearningRateSchedule.COSINE_WITH_RESTARTS, LearningRateSchedule.CONSTANT, LearningRateSchedule.INVERSE_SQRT,
+)  # fmt: skip
+"""Schedules whose last rate is no argument in transformers."""
+HAS = ("train.label_smoothing", "train.neftune_alpha")
+
+
+def check(run: Run) -> tuple[Unsupported, ...]:
+    """Parts of `run` that the trainer does not support; empty if it supports all."""
+    problems = [*_shapes(run), *_training(run), *_schedule(run), *_data(run)]
+    if run.lora is not None:
+        problems += _lora(run.lora, run.model)
+    if run.plan is not None:
+        problems += refusals.by_planner_rules(run.plan, run=run, engine="trl")
+    return tuple(problems)
+
+
+def weights_of(run: Run) -> str | None:
+    """Return the folder or repository whose weights are trained: that of the run, else the model's own on the hub."""
+    if run.weights is not None:
+        return run.weights
+    try:
+        is_own = model(run.model.name) == run.model
+    except MeshwrightError:
+        return None
+    return own_repository(run.model.name) if is_own else None
+
+
+def _shapes(run: Run) -> Iterator[Unsupported]:
+    yield from refusals.unsupported_config(run)
+    yield from refusals.foreign_devices(run)
+    yield from refusals.other_precisions(run)
+    yield from refusals.predictions(run.model)
+    if run.model.experts is not None:
+        reason = "experts of transformers are not planned: their layers gather and loop in a way of their own"
+        yield Unsupported(key="model.experts", reason=reason)
+    elif family_that_fits(run.model) is None:
+        yield Unsupported(key="model", reason=f"no family of transformers has the layers of {run.model.name}")
+    if weights_of(run) is None:
+        reason = f"TRL trains published weights, and none of these shapes are known for {run.model.name}"
+        yield Unsupported(key="weights", reason=reason, hint="--set weights=OWNER/NAME, or a folder")
+
+
+def _training(run: Run) -> Iterator[Unsupported]:
+    if run.train.epochs is None:
+        yield from refusals.endless(run)
+    yield from refusals.keys_of_the_native_engine(run)
+    yield from refusals.switches_that_change_numbers(run)
+    yield from refusals.absent_parts(run)
+    yield from refusals.absent_experts(run)
+    yield from (problem for problem in refusals.regularisers(run) if problem.key not in HAS)
+    if run.train.evaluate is not None:
+        reason = "TRL evaluates on a split of the data set, which run files do not name"
+        yield Unsupported(key="train.evaluate", reason=reason, hint="leave it out, and add eval_strategy to the file")
+    if run.optimizer.states is not StateFormat.FP32:
+        yield Unsupported(
+            key="optimizer.states", reason="its AdamW in 8 bits rounds in blocks of its own: must be fp32"
+        )
+
+
+def _schedule(run: Run) -> Iterator[Unsupported]:
+    optimizer = run.optimizer
+    if optimizer.schedule in WITHOUT_END and optimizer.final_ratio and optimizer.schedule != "constant":
+        reason = f"{optimizer.schedule} of transformers has no last rate: must be 0"
+        yield Unsupported(key="optimizer.final_ratio", reason=reason)
+    if optimizer.schedule is not LearningRateSchedule.WSD:
+        return
+    if optimizer.decay_shape is DecayShape.EXPONENTIAL:
+        reason = "warmup_stable_decay of transformers falls linearly, by a cosine or by a root"
+        yield Unsupported(key="optimizer.decay_shape", reason=reason)
+    if run.num_steps is None:
+        reason = "its decay is a number of steps, which epochs do not give"
+        yield Unsupported(key="optimizer.schedule", reason=reason, hint="--set train.epochs=null --set train.steps=100")
+
+
+def _data(run: Run) -> Iterator[Unsupported]:
+    if not isinstance(run.data.source, str):
+        yield Unsupported(key="data.source", reason="TRL mixes data sets without weights: name one")
+    elif not run.data.is_synthetic:
+        place, options = source_of(run.data.source)
+        if FILES.get(ending(place)) is None and (ending(place) or place == "python-stdlib" or place.count("/") > 1):
+            reason, allowed = "no file that `datasets` reads, and no data set of the hub", " ".join(FILES)
+            yield Unsupported(key="data.source", reason=reason, hint=f"a file of {allowed}, or OWNER/NAME")
+        if options.get("format") in ("alpaca", "sharegpt") or options.get("answers") == "last":
+            reason = "TRL reads text, prompts with completions and `messages`, of which all answers count"
+            yield Unsupported(key="data.source", reason=reason)
+    for key in ("tokenizer", "validation"):
+        if getattr(run.data, key) is not None:
+            yield Unsupported(key=f"data.{key}", reason="TRL takes it from the weights and the data set: leave it out")
+
+
+def source_of(source: str) -> tuple[str, Mapping[str, str]]:
+    """Return the place of a source and its options.
+
+    >>> source_of("talks.jsonl?text=content")
+    ('talks.jsonl', {'text': 'content'})
+    """
+    place, _, query = source.partition("?")
+    return place, dict(parse_qsl(query))
+
+
+def ending(place: str) -> str:
+    """Return the ending of a file's name, by which `datasets` chooses the reader; empty: there is none.
+
+    A dot in the name of a repository, OWNER/NAME, begins no ending.
+
+    >>> ending("data/talks.jsonl.gz"), ending("HuggingFaceH4/ultrachat_200k"), ending("me/v1.5"), ending("notes.md")
+    ('.jsonl', '', '', '.md')
+    """
+    found = Path(place.removesuffix(".gz")).suffix
+    return found if found in FILES or place.count("/") != 1 else ""
+
+
+def _lora(lora: Lora, shapes: Model) -> Iterator[Unsupported]:
+    for key in ("ranks", "alphas", "layers"):
+        if getattr(lora, key):
+            yield Unsupported(key=f"lora.{key}", reason="adapters of TRL's arguments have one size: leave it out")
+    if missing := [target for target in lora.targets if module_of(target, shapes) is None]:
+        hint = "allowed: query, key, value" if QKV in missing else None
+        reason = f"modules of {shapes.name} in transformers are not split so: {', '.join(missing)}"
+        yield Unsupported(key="lora.targets", reason=reason, hint=hint)
+
+
+def module_of(target: str, shapes: Model) -> str | None:
+    """Return the name in transformers of the module with the matrices of `target` and no others; None: there is none.
+
+    >>> from meshwright.catalog.models import model
+    >>> [module_of(target, model("llama3.1-8b")) for target in ("query", "qkv")]
+    ['q_proj', None]
+    >>> [module_of(target, model("phi3-mini")) for target in ("query", "qkv", "gate", "down")]
+    [None, 'qkv_proj', None, 'down_proj']
+    """
+    family = family_that_fits(shapes)
+    tensors = {key.removesuffix(".weight"): of for key, of in family.tensors.items()} if family else {}
+    holding = {key.rpartition(".")[2]: of.removesuffix(".weight").rpartition(".")[2] for key, of in tensors.items()}
+    matrices = ("query", "key", "value") if target == QKV else (target,)
+    found = {holding.get(matrix) for matrix in matrices}
+    held = {matrix for matrix, module in holding.items() if module in found}
+    return found.pop() if held == {*matrices} and len(found) == 1 else None

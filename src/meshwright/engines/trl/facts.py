@@ -1,0 +1,63 @@
+"""Facts about TRL's `SFTTrainer` for the planner: copies of the model (DDP), or FSDP2 by the layers of transformers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from meshwright.cost.tables import PlanTable
+from meshwright.engines.trl import VERSION
+from meshwright.planner.engines import EngineFacts, Rule, Scope
+from meshwright.specs.features import AttentionKernel, Features, Preset
+from meshwright.specs.hardware import Accelerator
+from meshwright.specs.model import Model
+from meshwright.specs.plan import Recompute, Schedule, Sharding
+
+DEGREES = ("tensor", "context", "pipeline", "expert")
+
+
+def _splits(plan: PlanTable) -> str:
+    return ", ".join(f"{name} {int(getattr(plan, name))}" for name in DEGREES if int(getattr(plan, name)) > 1)
+
+
+def _preset(_: Model, preset: Preset, device: Accelerator | None) -> Features:
+    """FlashAttention 2, one of the two kernels with which documents of a packed batch do not see each other."""
+    is_ck = device is not None and device.vendor == "AMD"  # its flash-attn is Composable Kernel's
+    return Features(attention=AttentionKernel.CK if is_ck else AttentionKernel.FA2)
+
+
+FACTS = EngineFacts(
+    title=f"TRL {VERSION}",
+    stack="transformers",
+    vendors=("NVIDIA", "AMD"),
+    vendors_source="trl 1.16.0: trainer/sft_trainer.py: packed batches need FlashAttention 2 or 3",
+    precisions=("bf16",),
+    schedules=(Schedule.ONE_F_ONE_B,),
+    shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
+    recomputes=(Recompute.NONE, Recompute.FULL),
+    any_vocabulary=True,
+    switches=(("attention", ("fa2", "fa3", "ck")), ("compiles", (True, False))),
+    preset=_preset,
+    compiles_on_request=True,
+    rules=(
+        Rule(
+            name="data parallelism alone",
+            scope=Scope.SHAPE,
+            holds=lambda _, p: p.tensor * p.context * p.pipeline * p.expert * p.expert_tensor == 1,
+            says=lambda _, p: f"TRL splits neither layers nor sequences: {_splits(p)}",
+        ),
+        Rule(
+            name="one group of shards",
+            # Replicas of shards need accelerate's `parallelism_config`, which no argument of the trainer sets.
+            holds=lambda _, p: (p.sharding == Sharding.NONE) | (p.data_replicate == 1),
+            says=lambda _, p: f"the arguments of the trainer shard over all devices, not {p.data_replicate} times",
+            key="parallel.data_replicate",
+        ),
+        Rule(
+            name="quantised base of shards",
+            holds=lambda s, p: (s.model.quantised_bytes == 0) | (np.asarray(p.sharding) == Sharding.NONE),
+            says="a quantised base is not sharded: must be none",
+            key="parallel.sharding",
+        ),
+    ),
+    source="trl 1.16.0: trainer/sft_config.py; transformers 5.24.0: training_args.py, _process_fsdp_args",
+)
