@@ -72,7 +72,7 @@ def test_a_rank_does_one_thing_at_a_time_and_nothing_before_its_input(data, shap
     graph, start, end = timeline.graph, timeline.start_s, timeline.end_s
     in_pair = np.isin(np.arange(graph.num_ops), graph.pair_forward)
     for rank in range(shape.num_ranks):
-        ops = graph.rank_major[graph.rank_bounds[rank] : graph.rank_bounds[rank + 1]]
+        ops = np.arange(graph.rank_bounds[rank], graph.rank_bounds[rank + 1])
         ops = ops[~in_pair[ops]]
         assert (start[ops[1:]] >= end[ops[:-1]] - TINY).all()
 

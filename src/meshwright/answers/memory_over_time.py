@@ -96,7 +96,7 @@ class _Points:
 
 def _points(timeline: Timeline, rank: int, moments: MomentsTable, plan: Plan, *, head_ratio: float) -> _Points:
     graph = timeline.graph
-    order = graph.rank_major[graph.rank_bounds[rank] : graph.rank_bounds[rank + 1]]
+    order = range(graph.rank_bounds[rank], graph.rank_bounds[rank + 1])
     # A mirrored rank counts a micro-batch on one of its two stages, another one a micro-batch on all its chunks.
     is_mirrored = SCHEDULE_RECORDS[plan.schedule].placement is Placement.MIRRORED and plan.pipeline > 1
     share = 1.0 if is_mirrored else 1 / graph.shape.num_chunks
@@ -104,7 +104,7 @@ def _points(timeline: Timeline, rank: int, moments: MomentsTable, plan: Plan, *,
     live, layer, loss = float(moments.live_bytes), float(moments.layer_bytes), float(moments.loss_bytes)
     rows: list[tuple[float, float, float, float, int, bool]] = []
     flights = 0.0
-    for op in order.tolist():
+    for op in order:
         kind, start, end = OpKind(graph.kind[op]), float(timeline.start_s[op]), float(timeline.end_s[op])
         after, micro = flights + KEPT_CHANGE[kind] * share, int(graph.micro_batch[op])
         rows.append((start, flights, 0.0, 0.0, micro, False))

@@ -100,7 +100,7 @@ def _operations(timeline: Timeline) -> Iterator[dict[str, Any]]:
     graph = timeline.graph
     partner = dict(zip(graph.pair_backward.tolist(), graph.pair_forward.tolist(), strict=True))
     hidden = set(partner.values())
-    for op in graph.rank_major.tolist():
+    for op in range(graph.num_ops):
         if op in hidden:
             continue
         name, category = _label(graph, op), _CATEGORIES[OpKind(int(graph.kind[op]))]

@@ -142,7 +142,7 @@ def test_the_order_that_runs_is_the_one_that_is_simulated():
     shape = shape_of(plan, num_micro_batches=6)
     graph = event_graph(shape)
     for rank, order in enumerate(rank_orders(shape)):
-        mine = graph.rank_major[graph.rank_bounds[rank] : graph.rank_bounds[rank + 1]]
+        mine = slice(graph.rank_bounds[rank], graph.rank_bounds[rank + 1])
         simulated = [
             f"{s}{pipeline_runtime.LETTERS[k]}{m}"
             for s, k, m in zip(graph.stage[mine], graph.kind[mine], graph.micro_batch[mine], strict=True)

@@ -11,21 +11,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from meshwright.arrays import FloatArray
 from meshwright.cost.pipeline.graph import EventGraph, event_graph
-from meshwright.cost.pipeline.orders import IntArray
+from meshwright.cost.pipeline.orders import OpKind
 from meshwright.cost.pipeline.schedules import PipelineShape
 
 TRANSFER, PAIR_SAVING = 4, 5
 """Rows of `StageTimes.table` after the four `OpKind`s."""
 
-MOST_TOGETHER = 400_000
-"""Operations of graphs that are walked together: their arrays take some 20 MB."""
+MOST_TOGETHER = 4_000_000
+"""Operations of graphs that are walked together: their arrays take some 70 MB."""
 
 
 class Sends(Enum):
@@ -84,8 +83,8 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
     Raises ValueError for an illegal shape: ask `schedule_shortfall` first.
     """
     graph = event_graph(shape)
-    duration_s, delay_s = _durations(graph, times)
-    end_s = _ends(graph, duration_s, delay_s)
+    duration_s = _times(graph, times)[0][graph.time_index]
+    end_s = _ends([graph], [times])
     start_s = end_s - duration_s
     start_s[graph.pair_forward] = start_s[graph.pair_backward]
     end_s[graph.pair_forward] = end_s[graph.pair_backward]
@@ -94,13 +93,13 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
         start_s=start_s,
         end_s=end_s,
         step_s=float(end_s.max()),
-        busy_s=_sum_by_rank(graph, duration_s),
+        busy_s=np.add.reduceat(duration_s, graph.rank_bounds[:-1]),
         peak_in_flight=peak_in_flight(shape),
     )
 
 
 def lengths_s(cases: Sequence[tuple[PipelineShape, StageTimes]]) -> list[float]:
-    """`simulate(...).step_s` of every case; small graphs are walked together, as calls cost more than numbers."""
+    """`simulate(...).step_s` of every case; graphs are walked together, as calls cost more than numbers."""
     found: list[float] = []
     graphs = [event_graph(shape) for shape, _ in cases]
     first = 0
@@ -109,7 +108,9 @@ def lengths_s(cases: Sequence[tuple[PipelineShape, StageTimes]]) -> list[float]:
         while last < len(cases) and num_ops + graphs[last].num_ops <= MOST_TOGETHER:
             num_ops += graphs[last].num_ops
             last += 1
-        found += _lengths(graphs[first:last], [times for _, times in cases[first:last]])
+        end_s = _ends(graphs[first:last], [times for _, times in cases[first:last]])
+        starts = np.cumsum([0, *(graph.num_ops for graph in graphs[first : last - 1])])
+        found += np.maximum.reduceat(end_s, starts).tolist()
         first = last
     return found
 
@@ -130,76 +131,71 @@ def peak_in_flight(
     kept = np.broadcast_to(np.asarray(kept_per_stage, dtype=np.float64), (shape.num_stages,))
     held = held_for_weights_ratio
     change_of_kind = np.array([1.0, held - 1.0, -held, -1.0])  # in the order of OpKind
-    change = (change_of_kind[graph.kind] * kept[graph.stage])[graph.rank_major]
+    change = change_of_kind[graph.kind] * kept[graph.stage]
     # Every rank ends with nothing, so one running sum over all ranks starts each of them at zero.
     return np.maximum.reduceat(np.cumsum(change), graph.rank_bounds[:-1])
 
 
-def _durations(graph: EventGraph, times: StageTimes) -> tuple[FloatArray, FloatArray]:
-    """Time of every operation and of the transfer of its input, each [num_ops]."""
+def _times(graph: EventGraph, times: StageTimes) -> tuple[FloatArray, FloatArray]:
+    """Time of an operation and of the transfer of its input, both by `EventGraph.time_index`."""
     table = times.table(graph.shape.num_stages)
     if table.shape[-1] != 1:
         raise ValueError(f"times hold {table.shape[-1]} plans, not one")
     table = table[..., 0]
     transfer, saving = table[TRANSFER] * graph.shape.hop_crosses, table[PAIR_SAVING]
-    duration = table[graph.kind, graph.stage]
+    # Activations go up the stages, gradients of inputs come down, gradients of weights stay.
+    up, down, stays = np.roll(transfer, 1), transfer, np.zeros_like(transfer)
+    duration, delay = table[: len(OpKind)], np.stack([up, down, stays, down])
     if times.sends is Sends.BLOCKING:
-        duration += transfer[graph.output_hop]
+        duration = duration + np.stack([down, up, stays, up])
         delay = np.zeros_like(duration)
-    else:
-        delay = transfer[graph.input_hop]
-    forward, backward = graph.pair_forward, graph.pair_backward
-    duration[backward] += duration[forward] - saving[graph.stage[backward]]
-    duration[forward] = 0.0
-    return duration, delay
-
-
-def _sum_by_rank(graph: EventGraph, values: FloatArray) -> FloatArray:
-    return np.add.reduceat(values[graph.rank_major], graph.rank_bounds[:-1])
-
-
-def _ends(graph: EventGraph, duration_s: FloatArray, delay_s: FloatArray) -> FloatArray:
-    """[num_ops] of a graph."""
-    return _ends_by_level(graph.producer, graph.previous, graph.level_bounds, duration_s, delay_s)
-
-
-def _lengths(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> list[float]:
-    """Longest paths of several graphs, whose operations of one level are evaluated as one vector."""
-    if len(graphs) == 1:
-        return [float(_ends(graphs[0], *_durations(graphs[0], times[0])).max())]
-    sizes = [graph.num_ops for graph in graphs]
-    starts, total = np.cumsum([0, *sizes]), sum(sizes)
-    level = np.concatenate([np.repeat(np.arange(len(g.level_bounds) - 1), np.diff(g.level_bounds)) for g in graphs])
-    by_level = np.argsort(level, kind="stable")
-    position = np.empty(total + 1, dtype=np.int32)
-    position[by_level] = np.arange(total, dtype=np.int32)
-    position[total] = total
-
-    def together(waits_for: Sequence[IntArray]) -> IntArray:
-        """The operations waited for, of each graph, as positions among all of them."""
-        here = [np.where(w == n, total, w + s) for w, n, s in zip(waits_for, sizes, starts, strict=False)]
-        return position[np.concatenate(here)[by_level]]
-
-    pairs = [_durations(graph, time) for graph, time in zip(graphs, times, strict=True)]
-    duration_s, delay_s = (np.concatenate(column)[by_level] for column in zip(*pairs, strict=True))
-    end_s = _ends_by_level(
-        together([g.producer for g in graphs]),
-        together([g.previous for g in graphs]),
-        np.cumsum(np.append(0, np.bincount(level))),
-        duration_s,
-        delay_s,
+    if not len(graph.pair_forward):
+        return np.ravel(duration), np.ravel(delay)
+    forward, backward = duration[OpKind.FORWARD], duration[OpKind.BACKWARD]
+    pairs = backward + (forward[:, None] - saving)
+    delays = np.broadcast_to(delay[OpKind.BACKWARD], pairs.shape)
+    return (
+        np.concatenate([np.ravel(x) for x in (duration, stays, pairs)]),
+        np.concatenate([np.ravel(x) for x in (delay, delay[OpKind.FORWARD], delays)]),
     )
-    return np.maximum.reduceat(end_s[position[:-1]], starts[:-1]).tolist()
 
 
-def _ends_by_level(
-    producer: IntArray, previous: IntArray, level_bounds: IntArray, duration_s: FloatArray, delay_s: FloatArray
-) -> FloatArray:
-    """[num_ops], level by level. One more value, zero, stands for "nothing to wait for"."""
-    end_s = np.zeros(len(duration_s) + 1)
-    for first, last in pairwise(level_bounds.tolist()):
-        ready = end_s[producer[first:last]]
-        ready += delay_s[first:last]
-        np.maximum(ready, end_s[previous[first:last]], out=ready)
-        np.add(ready, duration_s[first:last], out=end_s[first:last])
+def _ends(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> FloatArray:
+    """Ends of the operations of all graphs, one graph after the other.
+
+    In every round each rank runs its next operation if the input is there. NaN stands for what has not run.
+    Raises RuntimeError if ranks wait for each other, which is a bug of the schedule.
+    """
+    tables = [_times(graph, time) for graph, time in zip(graphs, times, strict=True)]
+    duration_s, delay_s = (np.concatenate(column) for column in zip(*tables, strict=True))
+    starts = np.cumsum([0, *(graph.num_ops for graph in graphs)], dtype=np.int32)
+    rows = np.cumsum([0, *(len(table) for table, _ in tables)], dtype=np.int32)
+    total = starts[-1]
+    producer = np.concatenate(
+        [np.where(g.producer == g.num_ops, total, g.producer + s) for g, s in zip(graphs, starts, strict=False)]
+    )
+    time_index = np.concatenate([g.time_index + row for g, row in zip(graphs, rows, strict=False)])
+    here, last = (
+        np.concatenate([g.rank_bounds[part] + s for g, s in zip(graphs, starts, strict=False)]).astype(np.intp)
+        for part in (slice(-1), slice(1, None))
+    )
+    end_s = np.full(total + 1, np.nan)
+    end_s[total] = 0.0  # nothing to wait for
+    now_s = np.zeros(len(here))
+    while len(here):
+        before = here.copy()
+        for _ in range(int((last - here).min())):  # no rank is done earlier
+            index = time_index.take(here)
+            ready = end_s.take(producer.take(here))
+            ready += delay_s.take(index)
+            np.maximum(ready, now_s, out=ready)
+            ready += duration_s.take(index)
+            end_s[here] = ready
+            ran = ready == ready
+            np.copyto(now_s, ready, where=ran)
+            here += ran
+        if np.array_equal(here, before):
+            raise RuntimeError(f"pipeline schedule deadlocks: {len(here)} ranks wait forever")
+        more = here < last
+        here, last, now_s = here[more], last[more], now_s[more]
     return end_s[:-1]
