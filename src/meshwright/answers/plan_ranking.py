@@ -32,7 +32,7 @@ from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, search
 from meshwright.planner import why_not as answer_to
 from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
-from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
+from meshwright.planner.estimate import PlanEstimate, estimate_ranked, notes_on_software
 from meshwright.planner.explain import compare
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour
@@ -280,7 +280,7 @@ def plan_run(
     return PlanRanking(
         run=run,
         search=search,
-        estimates=tuple(estimate_plan(request, ranked.plan) for ranked in search.plans[:top]),
+        estimates=estimate_ranked(request, search.plans[:top]),
         why_not=tuple(answers),
         engine_notes=(*engine_notes, *notes_on_own_programs(with_plan(run, search.plans[0].plan))),
         has_front=front,

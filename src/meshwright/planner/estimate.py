@@ -6,8 +6,9 @@ the calibration's spread through the model (`cost.uncertainty`) and says which u
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +26,11 @@ from meshwright.cost.rates import bf16_factors, factors_of, rates_from_etas, sys
 from meshwright.cost.step import StepTable, estimate_steps, step_details
 from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, kinds_of, log_variances, spread
-from meshwright.planner.finalists import simulate_pipeline, step_with_pipeline_s
-from meshwright.planner.generations import PartShare, mixed_step
+from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
+from meshwright.planner.generations import MixedStep, PartShare, mixed_step
 from meshwright.planner.request import PlanRequest
+from meshwright.planner.search import RankedPlan
+from meshwright.planner.space import plan_table
 from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
 from meshwright.specs.hardware import THIS_MACHINE, Stack
 from meshwright.specs.memory_budget import MemoryBudget
@@ -44,9 +47,18 @@ class PlanEstimate:
     step: StepEstimate
     steps: StepTable
     memory: MemoryTable
-    timeline: Timeline | None  # None without a pipeline
     uncertainty: dict[str, float]
-    shares: tuple[PartShare, ...] = ()  # stages of each part of a cluster of several, where each lies on one
+    mixed: MixedStep | None = None  # where every stage lies on one part of a cluster of several
+
+    @property
+    def shares(self) -> tuple[PartShare, ...]:
+        """Stages of each part of a cluster of several, where each lies on one."""
+        return () if self.mixed is None else self.mixed.shares
+
+    @cached_property
+    def timeline(self) -> Timeline | None:
+        """None without a pipeline."""
+        return simulate_pipeline(self.plan, self.steps) if self.mixed is None else self.mixed.timeline
 
 
 def estimate_plan(
@@ -54,17 +66,47 @@ def estimate_plan(
 ) -> PlanEstimate:
     """Cost one plan. `load_factor`: tokens of the busiest expert rank over the mean (1.0: balanced routing)."""
     calibration = calibration or request.calibration or fitted()
+    steps, variances = steps_and_variances(request, plan_row(plan), calibration=calibration, load_factor=load_factor)
+    closed_s = scalar(steps.step_s)
+    found = RankedPlan(
+        plan=plan,
+        value=closed_s,
+        step_s=simulated_step_s(plan, steps) or closed_s,
+        closed_form_s=closed_s,
+        is_simulated=False,
+        steps=steps,
+        memory=_memory_table(request, plan_row(plan)),
+    )
+    return _estimate(request, found, variances, calibration=calibration, load_factor=load_factor)
+
+
+def estimate_ranked(request: PlanRequest, ranked: Sequence[RankedPlan]) -> tuple[PlanEstimate, ...]:
+    """`estimate_plan` of plans that a search has costed and simulated: their intervals are computed together."""
+    calibration = request.calibration or fitted()
+    _, variances = steps_and_variances(request, plan_table([r.plan for r in ranked]), calibration=calibration)
+    rows = {name: np.broadcast_to(column, len(ranked)) for name, column in variances.items()}
+    return tuple(
+        _estimate(request, found, {name: row[[i]] for name, row in rows.items()}, calibration=calibration)
+        for i, found in enumerate(ranked)
+    )
+
+
+def _estimate(
+    request: PlanRequest,
+    found: RankedPlan,
+    variances: Mapping[str, NDArray[np.float64]],
+    *,
+    calibration: Calibration,
+    load_factor: float = 1.0,
+) -> PlanEstimate:
+    plan, steps, step_s, closed = found.plan, found.steps, found.step_s, found.closed_form_s
     row = plan_row(plan)
     factors = factors_of(request.cluster, request.precision, request.stack)
-    steps, variances = steps_and_variances(request, row, calibration=calibration, load_factor=load_factor)
     factor = float(spread(variances)[0])
-    timeline = simulate_pipeline(plan, steps)
-    closed = float(np.ravel(steps.step_s)[0])
-    step_s = closed if timeline is None else step_with_pipeline_s(steps, timeline.step_s)
-    memory, budget = _memory_table(request, row), request.memory_budget
+    memory, budget = found.memory, request.memory_budget
     mixed = mixed_step(request, plan)
     if mixed is not None:
-        steps, step_s, closed, timeline = mixed.steps, mixed.step_s, mixed.step_s, mixed.timeline
+        steps, step_s, closed = mixed.steps, mixed.step_s, mixed.step_s
         memory, budget = mixed.fullest.memory, mixed.fullest.budget
     details_s, details_bytes = ({}, {}) if mixed else _details(request, row, calibration, steps, memory, load_factor)
     components = {name: float(np.ravel(value)[0]) for name, value in steps.components_s.items()}
@@ -93,8 +135,7 @@ def estimate_plan(
         ),
         steps=steps,
         memory=memory,
-        timeline=timeline,
-        shares=() if mixed is None else mixed.shares,
+        mixed=mixed,
         uncertainty={name: float(v[0]) / total for name, v in variances.items()},
     )
 

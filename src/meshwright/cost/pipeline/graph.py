@@ -28,7 +28,7 @@ from meshwright.cost.pipeline.schedules import PipelineShape, rank_orders, sched
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EventGraph:
-    """All operations of one step: rank 0's in order, then rank 1's, ...; arrays of length num_ops if not said otherwise.
+    """All operations of one step: rank 0's in order, then rank 1's, ...; most arrays are of length num_ops.
 
     `producer` is an index of operations; num_ops stands for "nothing to wait for".
     """
