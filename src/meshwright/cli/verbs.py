@@ -15,6 +15,7 @@ A verb whose body imports much has it in another module, as `commands/plan.py` h
 
 from __future__ import annotations
 
+import gc
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,14 @@ class LazyCommand(click.Command):
         options = dict(ctx.params)
         if self.question is not None:
             options["asked"] = asked_of(self.question, options)
-        return ctx.invoke(self.function(), **options)
+        # Imports make little garbage, and each collection visits everything that they have made.
+        gc.disable()
+        try:
+            function = self.function()
+        finally:
+            gc.freeze()
+            gc.enable()
+        return ctx.invoke(function, **options)
 
     def function(self) -> Callable[..., Any]:
         """The body."""

@@ -12,13 +12,6 @@ from meshwright.engines.megatron import probe
 from meshwright.engines.megatron.check import check, check_export, check_plan, notes_on_data
 from meshwright.engines.megatron.exporting import export_saved_weights
 from meshwright.engines.megatron.lower import LAYOUT, lower, lower_export
-from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml, refuse_recipe
-from meshwright.engines.megatron.megatron_bridge.run_content import import_configuration
-from meshwright.engines.megatron.megatron_lm.options import split_source
-from meshwright.engines.megatron.megatron_lm.run_content import import_arguments
-from meshwright.engines.megatron.primus.files import is_primus_yaml
-from meshwright.engines.megatron.primus.run_content import import_primus
-from meshwright.engines.software_line import with_stated_software
 from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
@@ -56,6 +49,15 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     configurations of Primus by `primus`.
     Raises InputError for what cannot be read or has no place in a run file.
     """
+    # Readers of scripts: only an import needs them.
+    from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml, refuse_recipe
+    from meshwright.engines.megatron.megatron_bridge.run_content import import_configuration
+    from meshwright.engines.megatron.megatron_lm.options import split_source
+    from meshwright.engines.megatron.megatron_lm.run_content import import_arguments
+    from meshwright.engines.megatron.primus.files import is_primus_yaml
+    from meshwright.engines.megatron.primus.run_content import import_primus
+    from meshwright.engines.software_line import with_stated_software
+
     refuse_recipe(source)
     read = import_configuration if is_bridge_yaml(source) else import_arguments
     read = import_primus if is_primus_yaml(source) else read
