@@ -255,16 +255,18 @@ def search(
     context = legality_context(request)
     tree = _Tree.build(space, context)
     clock.lap("enumerate")
-    bound, least = tree.bounds(model, goal), tree.least_bytes(model)
-    order = np.lexsort((np.arange(len(bound)), bound))
-    may_fit = np.asarray(model.memory_budget.fits(least))[order]
+    least = tree.least_bytes(model)
+    may_fit = np.asarray(model.memory_budget.fits(least))
+    bound = tree.bounds(np.flatnonzero(may_fit), model, goal)
     clock.lap("bound")
     kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack, limit=limit)
     expand = partial(_expand, tree, kept=kept, model=model, goal=goal)
-    tally = expand(order[may_fit], bound, threshold=lambda: kept.threshold)
+    tally = expand(
+        np.argsort(bound, kind="stable")[: np.count_nonzero(may_fit)], bound, threshold=lambda: kept.threshold
+    )
     if kept.plan is None and wants_least:
-        others = order[~may_fit]
-        others = others[np.argsort(least[others], kind="stable")]
+        others = np.flatnonzero(~may_fit)
+        others = others[np.lexsort((tree.bounds(others, model, goal)[others], least[others]))]
         tally += expand(others, least, threshold=lambda: kept.least_bytes)
     clock.lap("score")
     finalists, front = _finish(kept, model, goal, space)
@@ -329,12 +331,13 @@ class _Tree:
         """The relaxed plans of some nodes."""
         return replace(self.shapes.take(self.node_shape[index]), micro_batch=self.node_micro[index])
 
-    def bounds(self, model: CostModel, goal: Goal) -> FloatArray:
-        """A lower bound of the objective for every node."""
-        blocks = _blocks(len(self.node_shape))
+    def bounds(self, index: NDArray[np.intp], model: CostModel, goal: Goal) -> FloatArray:
+        """A lower bound of the objective for the nodes at `index`; the others have infinity."""
+        found, most = np.full(len(self.node_shape), np.inf), MOST_BLOCKS * BLOCK_ROWS
         rounding = LOSS_ROUNDING if self.space.grows_loss else ROUNDING
-        parts = [goal.bound(model.bound_s(self.nodes(block)) * rounding) for block in blocks]
-        return np.concatenate(parts) if parts else np.empty(0)
+        for block in (index[i : i + most] for i in range(0, len(index), most)):
+            found[block] = goal.bound(model.bound_s(self.nodes(block)) * rounding)
+        return found
 
     def least_bytes(self, model: CostModel) -> FloatArray:
         """A lower bound of the memory of every node, which is of its shape."""
@@ -506,11 +509,6 @@ def _front_candidates(value: FloatArray, reserved_bytes: FloatArray) -> NDArray[
     lowest = np.minimum.accumulate(reserved_bytes[order])
     better = np.concatenate([[True], reserved_bytes[order][1:] < lowest[:-1]])
     return order[better]
-
-
-def _blocks(num_rows: int) -> list[NDArray[np.intp]]:
-    most = MOST_BLOCKS * BLOCK_ROWS
-    return [np.arange(i, min(i + most, num_rows)) for i in range(0, num_rows, most)]
 
 
 class StageClock:
