@@ -85,23 +85,13 @@ def _concatenate(orders: list[RankOrder]) -> RankOrder:
 def _producers(op: RankOrder, shape: PipelineShape) -> IntArray:
     """Index of the operation that makes each operation's input; num_ops where the input is the batch."""
     num_ops, num_stages = len(op.kind), shape.num_stages
-    # One stage of padding on either side: nothing comes before the first stage.
-    made_forward = np.full((shape.num_micro_batches, num_stages + 2), num_ops, dtype=np.int32)
-    made_backward = made_forward.copy()
-    k, s = op.micro_batch, op.stage + 1
-    index = np.arange(num_ops, dtype=np.int32)
+    # One stage of padding on either side: nothing comes before the first stage, and the loss after the last.
+    width = num_stages + 2
+    size = shape.num_micro_batches * width
+    made = np.full(3 * size, num_ops, dtype=np.int32)  # forwards, backwards, weights
+    place = op.micro_batch * width + (op.stage + 1)
+    tables, sources = np.array([0, size, 2 * size, size]), np.array([-1, size + 1, size, size + 1])  # by OpKind
     # A paired forward is ready when its backward, the next operation, is.
-    ready = index + np.append(op.is_paired[1:], False)
-
-    forward = op.kind == OpKind.FORWARD
-    weight = op.kind == OpKind.BACKWARD_WEIGHT
-    backward = ~forward & ~weight
-    made_forward[k[forward], s[forward]] = ready[forward]
-    made_backward[k[backward], s[backward]] = index[backward]
-    made_backward[:, num_stages + 1] = made_forward[:, num_stages]  # the loss
-
-    producer = np.empty(num_ops, dtype=np.int32)
-    producer[forward] = made_forward[k[forward], s[forward] - 1]
-    producer[backward] = made_backward[k[backward], s[backward] + 1]
-    producer[weight] = made_backward[k[weight], s[weight]]
-    return producer
+    made[place + tables[op.kind]] = np.arange(num_ops, dtype=np.int32) + np.append(op.is_paired[1:], False)
+    made[size + width - 1 : 2 * size : width] = made[num_stages:size:width]
+    return made[place + sources[op.kind]]

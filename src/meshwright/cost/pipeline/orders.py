@@ -110,12 +110,20 @@ def interleaved(shape: PipelineShape, rank: int) -> RankOrder:
     p, v = shape.num_ranks, shape.num_chunks
     m = shape.num_micro_batches
     group = interleaved_group(p, m)
-    groups = [np.arange(start, min(start + group, m), dtype=np.int32) for start in range(0, m, group)]
-    micro_batch = np.concatenate([np.tile(members, v) for members in groups])
-    chunk = np.concatenate([np.repeat(np.arange(v, dtype=np.int32), len(members)) for members in groups])
+    micro_batch, chunk = _turns(m, v, group)
     streams = [Stream(micro_batch, chunk * p + rank), Stream(micro_batch, (v - 1 - chunk) * p + rank)]
     warm_up = 2 * (p - 1 - rank) + (v - 1) * group
     return unrolled(streams, _alternate(m * v, warm_up=warm_up))
+
+
+@cache
+def _turns(num_micro_batches: int, num_chunks: int, group: int) -> tuple[IntArray, IntArray]:
+    """(micro-batch, chunk) of the passes of a rank whose chunks take turns, the same on all ranks."""
+    passes = np.arange(num_micro_batches * num_chunks, dtype=np.int32)
+    start = passes // (group * num_chunks) * group
+    members = np.minimum(group, num_micro_batches - start)
+    chunk, member = np.divmod(passes - start * num_chunks, members)
+    return start + member, chunk
 
 
 def zero_bubble(shape: PipelineShape, rank: int) -> RankOrder:
