@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 
 from meshwright.arrays import FloatArray
 from meshwright.cost.pipeline.graph import EventGraph, event_graph
-from meshwright.cost.pipeline.orders import OpKind
+from meshwright.cost.pipeline.orders import IntArray, OpKind
 from meshwright.cost.pipeline.schedules import PipelineShape
 
 TRANSFER, PAIR_SAVING = 4, 5
@@ -84,7 +84,7 @@ def simulate(shape: PipelineShape, times: StageTimes) -> Timeline:
     """
     graph = event_graph(shape)
     duration_s = _times(graph, times)[0][graph.time_index]
-    end_s = _ends([graph], [times])
+    end_s = _ends([graph], [times])[:-1]
     start_s = end_s - duration_s
     start_s[graph.pair_forward] = start_s[graph.pair_backward]
     end_s[graph.pair_forward] = end_s[graph.pair_backward]
@@ -109,8 +109,7 @@ def lengths_s(cases: Sequence[tuple[PipelineShape, StageTimes]]) -> list[float]:
             num_ops += graphs[last].num_ops
             last += 1
         end_s = _ends(graphs[first:last], [times for _, times in cases[first:last]])
-        starts = np.cumsum([0, *(graph.num_ops for graph in graphs[first : last - 1])])
-        found += np.maximum.reduceat(end_s, starts).tolist()
+        found += np.maximum.reduceat(end_s, _starts(graphs[first:last])[:-1]).tolist()
         first = last
     return found
 
@@ -160,27 +159,32 @@ def _times(graph: EventGraph, times: StageTimes) -> tuple[FloatArray, FloatArray
     )
 
 
+def _starts(graphs: Sequence[EventGraph]) -> IntArray:
+    """Positions of the graphs' operations in `_ends`, and the length of that."""
+    return np.cumsum([0, *(graph.num_ops + 1 for graph in graphs)], dtype=np.int32)
+
+
 def _ends(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> FloatArray:
-    """Ends of the operations of all graphs, one graph after the other.
+    """Ends of the operations of all graphs, one graph after the other, and one more value after each.
 
     In every round each rank runs its next operation if the input is there. NaN stands for what has not run.
     Raises RuntimeError if ranks wait for each other, which is a bug of the schedule.
     """
     tables = [_times(graph, time) for graph, time in zip(graphs, times, strict=True)]
     duration_s, delay_s = (np.concatenate(column) for column in zip(*tables, strict=True))
-    starts = np.cumsum([0, *(graph.num_ops for graph in graphs)], dtype=np.int32)
-    rows = np.cumsum([0, *(len(table) for table, _ in tables)], dtype=np.int32)
-    total = starts[-1]
-    producer = np.concatenate(
-        [np.where(g.producer == g.num_ops, total, g.producer + s) for g, s in zip(graphs, starts, strict=False)]
-    )
-    time_index = np.concatenate([g.time_index + row for g, row in zip(graphs, rows, strict=False)])
+    starts, rows = _starts(graphs), np.cumsum([0, *(len(table) for table, _ in tables)], dtype=np.int32)
+    placed = list(zip(graphs, starts, rows, strict=False))
+    # Every graph has one value more, zero: the end of "nothing to wait for".
+    producer, time_index = np.zeros((2, starts[-1]), dtype=np.int32)
+    for graph, start, row in placed:
+        np.add(graph.producer, start, out=producer[start : start + graph.num_ops])
+        np.add(graph.time_index, row, out=time_index[start : start + graph.num_ops])
     here, last = (
-        np.concatenate([g.rank_bounds[part] + s for g, s in zip(graphs, starts, strict=False)]).astype(np.intp)
+        np.concatenate([graph.rank_bounds[part] + start for graph, start, _ in placed]).astype(np.intp)
         for part in (slice(-1), slice(1, None))
     )
-    end_s = np.full(total + 1, np.nan)
-    end_s[total] = 0.0  # nothing to wait for
+    end_s = np.full(starts[-1], np.nan)
+    end_s[starts[1:] - 1] = 0.0
     now_s = np.zeros(len(here))
     while len(here):
         before = here.copy()
@@ -198,4 +202,4 @@ def _ends(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> FloatArr
             raise RuntimeError(f"pipeline schedule deadlocks: {len(here)} ranks wait forever")
         more = here < last
         here, last, now_s = here[more], last[more], now_s[more]
-    return end_s[:-1]
+    return end_s
