@@ -257,13 +257,15 @@ def search(
     clock.lap("enumerate")
     least = tree.least_bytes(model)
     may_fit = np.asarray(model.memory_budget.fits(least))
-    bound = tree.bounds(np.flatnonzero(may_fit), model, goal)
+    candidates = np.flatnonzero(may_fit)
+    # The first block holds all of a small space, so that no bound excludes any of it.
+    is_small = limit == np.inf and not wants_least and len(candidates) <= tree.nodes_at_once
+    bound = np.where(may_fit, -np.inf, np.inf) if is_small else tree.bounds(candidates, model, goal)
     clock.lap("bound")
     kept = _Kept(top=top + EXTRA_FINALISTS, distinct=distinct, slack=slack, limit=limit)
     expand = partial(_expand, tree, kept=kept, model=model, goal=goal)
-    tally = expand(
-        np.argsort(bound, kind="stable")[: np.count_nonzero(may_fit)], bound, threshold=lambda: kept.threshold
-    )
+    order = candidates[np.argsort(bound[candidates], kind="stable")]
+    tally = expand(order, bound, threshold=lambda: kept.threshold)
     if kept.plan is None and wants_least:
         others = np.flatnonzero(~may_fit)
         others = others[np.lexsort((tree.bounds(others, model, goal)[others], least[others]))]
@@ -327,6 +329,12 @@ class _Tree:
             node_micro=sizes[keep],
         )
 
+    @property
+    def nodes_at_once(self) -> int:
+        """Nodes whose candidates are evaluated at once, where few came before."""
+        per_node = max(1, len(self.choices) // max(1, len(self.space.micro_batch)))
+        return max(1, BLOCK_ROWS // per_node)
+
     def nodes(self, index: NDArray[np.intp]) -> PlanTable:
         """The relaxed plans of some nodes."""
         return replace(self.shapes.take(self.node_shape[index]), micro_batch=self.node_micro[index])
@@ -372,9 +380,7 @@ def _expand(
     """Visit nodes in order of their bound until that of all others is above the threshold; add them to `kept`."""
     tally: Counter[str] = Counter()
     extra = savings(tree.space)
-    per_node = max(1, len(tree.choices) // max(1, len(tree.space.micro_batch)))
-    step = max(1, BLOCK_ROWS // per_node)
-    start = end = 0
+    step, start, end = tree.nodes_at_once, 0, 0
     while end < len(order):
         start, end = end, end + min(max(step, end // 2), MOST_BLOCKS * step)
         block = order[start:end]

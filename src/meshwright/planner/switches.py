@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
@@ -227,14 +228,14 @@ def _engine_switches(request: PlanRequest, plan: Plan) -> str | None:
 def _idle(request: PlanRequest, plan: Plan, values: Mapping[str, Value]) -> set[str]:
     """The names in `values` that change neither time nor memory of `plan`, alone or together with the others."""
 
-    def cost(given: Mapping[str, Value]) -> tuple[float, float]:
-        return _cost(_with_features(request, given), plan)
+    @cache
+    def cost(*names: str) -> tuple[float, float]:
+        return _cost(_with_features(request, {name: values[name] for name in names}), plan)
 
-    none, everything = cost({}), cost(values)
     return {
         name
-        for name, value in values.items()
-        if cost({name: value}) == none and cost({k: v for k, v in values.items() if k != name}) == everything
+        for name in values
+        if cost(name) == cost() and cost(*(other for other in values if other != name)) == cost(*values)
     }
 
 
