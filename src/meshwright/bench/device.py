@@ -342,21 +342,17 @@ class Sensors:
 def read_sensors(device: torch.device) -> Sensors:
     """Read the sensors of `device`."""
     if device.type == "cuda":
-        return _gpu(device)
+        try:
+            with warnings.catch_warnings(action="ignore"):
+                return Sensors(
+                    clock_hz=torch.cuda.clock_rate(device) * 1e6, temperature_c=float(torch.cuda.temperature(device))
+                )
+        except (ImportError, RuntimeError, OSError):  # the vendor's management library is absent
+            return Sensors()
     khz, milli = _number(CPU_CLOCK), _number(CPU_TEMPERATURE)
     return Sensors(
         clock_hz=_cpuinfo_hz() if khz is None else khz * 1e3, temperature_c=None if milli is None else milli / 1e3
     )
-
-
-def _gpu(device: torch.device) -> Sensors:
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            return Sensors(
-                clock_hz=torch.cuda.clock_rate(device) * 1e6, temperature_c=float(torch.cuda.temperature(device))
-            )
-    except (ImportError, RuntimeError, OSError):  # the vendor's management library is absent
-        return Sensors()
 
 
 def _number(path: Path) -> float | None:

@@ -62,7 +62,11 @@ def measure(
         for _ in range(calls):
             run()
         synchronize()
-        return agree(_duration(start_s, clock()))
+        end_s = clock()
+        seconds = end_s - start_s
+        if not (math.isfinite(seconds) and seconds >= 0):
+            raise AbsurdClockError(f"the clock went from {start_s!r} to {end_s!r} s: nothing can be measured")
+        return agree(seconds)
 
     spent_s = sample_s(1)
     call_s = spent_s
@@ -84,10 +88,3 @@ def measure(
 
 def _calls_a_sample(call_s: float) -> int:
     return min(MAX_CALLS, max(1, round(LEAST_SAMPLE_S / max(call_s, LEAST_SAMPLE_S / MAX_CALLS))))
-
-
-def _duration(start_s: float, end_s: float) -> float:
-    seconds = end_s - start_s
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise AbsurdClockError(f"the clock went from {start_s!r} to {end_s!r} s: nothing can be measured")
-    return seconds

@@ -44,7 +44,14 @@ def _gemm(point: Point, device: torch.device) -> KernelTask:
     """The native engine's own GEMM."""
     m, n, k = point.m, point.n, point.k
     if point.format == "fp8":
-        return _fp8(m, n, k, device)
+        dtype = fp8_dtype(device)
+        a_MK, b_NK = (torch.randn(rows, k, device=device).to(dtype) for rows in (m, n))
+        one = torch.ones((), device=device)
+        return KernelTask(
+            run=lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
+                a_MK, b_NK.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
+            )
+        )
     like = {"dtype": DTYPES[point.format], "device": device}
     if point.kernel == "forward":
         x_MK, w_NK = torch.randn(m, k, **like), torch.randn(n, k, **like)
@@ -54,18 +61,6 @@ def _gemm(point: Point, device: torch.device) -> KernelTask:
         return KernelTask(run=lambda: matmul_nt(grad_MK, w_KN.t()))
     grad_KM, x_KN = torch.randn(k, m, **like), torch.randn(k, n, **like)
     return KernelTask(run=lambda: matmul_nt(grad_KM.t(), x_KN.t()))
-
-
-def _fp8(m: int, n: int, k: int, device: torch.device) -> KernelTask:
-    """An fp8 GEMM. Tensor cores need the first operand by rows and the second by columns in every layout."""
-    dtype = fp8_dtype(device)
-    a_MK, b_NK = (torch.randn(rows, k, device=device).to(dtype) for rows in (m, n))
-    one = torch.ones((), device=device)
-    return KernelTask(
-        run=lambda: torch._scaled_mm(  # pyright: ignore[reportPrivateImportUsage]
-            a_MK, b_NK.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16
-        )
-    )
 
 
 def _attention(point: Point, device: torch.device) -> KernelTask:

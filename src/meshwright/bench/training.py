@@ -107,7 +107,8 @@ def _trained(
         return TrainingRow(**about, status=ended.status, reason=ended.reason)
     try:
         record = load_json(folder / "record.json")
-        measured = measured_of(record, _step_times(folder)[request.warmup :])
+        text = (folder / "steps.jsonl").read_text(encoding="utf-8")
+        measured = measured_of(record, [parse_json(line)["step_s"] for line in text.splitlines()][request.warmup :])
     except (OSError, ValueError, KeyError, TypeError) as error:
         reason = f"it left no record of its steps ({type(error).__name__}: {error})"
         return TrainingRow(**about, status=TrainingStatus.FAILED, reason=reason)
@@ -212,12 +213,6 @@ def _error(stdout: str) -> Mapping[str, Any]:
 
 
 # --- results of a training ---
-
-
-def _step_times(folder: Path) -> list[float]:
-    """Seconds of each step, in order."""
-    text = (folder / "steps.jsonl").read_text(encoding="utf-8")
-    return [parse_json(line)["step_s"] for line in text.splitlines()]
 
 
 def measured_of(record: Mapping[str, Any], step_s: Sequence[float]) -> dict[str, Any]:

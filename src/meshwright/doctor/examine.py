@@ -84,9 +84,10 @@ def facts(node: Node) -> dict[str, str]:
     all_ports = ports(host)
     cards = sorted({f"{p.model} {p.firmware}" for p in all_ports if p.firmware})
     links = Counter(f"PCIe {d.pcie_generation} x{d.pcie_width}" for d in devices.found if d.pcie_generation)
+    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_or_none(host, "/etc/os-release") or "", re.MULTILINE)
     seen = {
         "kernel": text_or_none(host, "/proc/sys/kernel/osrelease"),
-        "system": _system(host),
+        "system": match[1] if match else None,
         "container": container(host),
         "processor": processor_in(text_or_none(host, "/proc/cpuinfo") or ""),
         "memory": _memory(host),
@@ -105,11 +106,6 @@ def facts(node: Node) -> dict[str, str]:
 
 def _counted(values: Counter[str]) -> str:
     return ", ".join(f"{count} x {value}" for value, count in sorted(values.items()))
-
-
-def _system(host: Host) -> str | None:
-    match = re.search(r'^PRETTY_NAME="?([^"\n]+)', text_or_none(host, "/etc/os-release") or "", re.MULTILINE)
-    return match[1] if match else None
 
 
 def _memory(host: Host) -> str | None:

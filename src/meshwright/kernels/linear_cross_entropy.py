@@ -97,17 +97,12 @@ def reference(h_ND: Tensor, weight_VD: Tensor, labels_N: Tensor, weights_N: Tens
     """The specification: all logits at once."""
     logits_NV = h_ND @ weight_VD.T
     if settings.group is not None:
-        logits_NV = _with_other_ranks(logits_NV, group=settings.group)
+        parts = [torch.empty_like(logits_NV) for _ in range(dist.get_world_size(settings.group))]
+        dist.all_gather(parts, logits_NV.detach().contiguous(), group=settings.group)
+        parts[dist.get_rank(settings.group)] = logits_NV  # the others are constants: gradients are this rank's part
+        logits_NV = torch.cat(parts, dim=1)
     losses_N = of_logits(logits_NV, labels_N, weights_N, z_loss=settings.z_loss, cap=settings.cap)
     return losses_N if settings.reduction == "none" else losses_N.sum()
-
-
-def _with_other_ranks(logits_NV: Tensor, *, group: dist.ProcessGroup) -> Tensor:
-    """Return logits of the whole vocabulary. Other ranks' logits are constants: gradients are this rank's part."""
-    parts = [torch.empty_like(logits_NV) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(parts, logits_NV.detach().contiguous(), group=group)
-    parts[dist.get_rank(group)] = logits_NV
-    return torch.cat(parts, dim=1)
 
 
 # --- chunks of tokens ---
@@ -192,7 +187,14 @@ def losses_and_gradients(
         if wants[1] and part.stop - part.start == len(h_ND):
             grad_weight_VD = matmul_nt(grad_CV.T, h_ND[part].T)
         elif wants[1]:
-            grad_weight_VD = _added(grad_weight_VD, grad_CV, h_ND[part])
+            sum_VD = grad_weight_VD
+            h_CD = h_ND[part]
+            if sum_VD is None:
+                sum_VD = torch.zeros(grad_CV.shape[1], h_CD.shape[1], dtype=torch.float32, device=h_CD.device)
+            size = max(1, PART_VALUES // max(1, h_CD.shape[1]))
+            for start in range(0, len(sum_VD), size):
+                sum_VD[start : start + size].add_(matmul_nt(grad_CV[:, start : start + size].T, h_CD.T))
+            grad_weight_VD = sum_VD
         del grad_CV  # before the next chunk exists
     losses_N = torch.cat(losses) if losses else weights_N.new_zeros(0)
     return losses_N, grad_h_ND, None if grad_weight_VD is None else grad_weight_VD.to(weight_VD.dtype)
@@ -212,19 +214,6 @@ def _chunk_rows(h_ND: Tensor, weight_VD: Tensor, settings: LossSettings, *, sums
 def _chunks(num_tokens: int, *, size: int) -> Iterator[slice]:
     for start in range(0, num_tokens, size):
         yield slice(start, min(start + size, num_tokens))
-
-
-def _added(sum_VD: Tensor | None, grad_CV: Tensor, h_CD: Tensor) -> Tensor:
-    """Add to the sum of d W over chunks, in fp32: many chunks of bf16 would round their sum away.
-
-    A few rows at a time, so that no second matrix of the size of W exists.
-    """
-    if sum_VD is None:
-        sum_VD = torch.zeros(grad_CV.shape[1], h_CD.shape[1], dtype=torch.float32, device=h_CD.device)
-    size = max(1, PART_VALUES // max(1, h_CD.shape[1]))
-    for start in range(0, len(sum_VD), size):
-        sum_VD[start : start + size].add_(matmul_nt(grad_CV[:, start : start + size].T, h_CD.T))
-    return sum_VD
 
 
 def _of_chunk(

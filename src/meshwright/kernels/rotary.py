@@ -29,17 +29,12 @@ def rotate(
     require_shapes("rotary", q_BTHK=q_BTHK, k_BTGK=k_BTGK)
     require_shapes("rotary", cos_BT1J=cos_BT1J, sin_BT1J=sin_BT1J)
     require_format("rotary", q=q_BTHK, k=k_BTGK)
-    _require_angles(q_BTHK, cos_BT1J)
-    route = choose("rotary", q_BTHK, k_BTGK, flags=frozenset({"interleaved"} if is_interleaved else ()))
-    return ROUTES["rotary"][route].function(q_BTHK, k_BTGK, cos_BT1J, sin_BT1J, is_interleaved)
-
-
-def _require_angles(q_BTHK: Tensor, cos_BT1J: Tensor) -> None:
-    """Raise InputError unless every token, or every position, has at most half a head's width of angles."""
     (batch, tokens, _, width), (batches, angles, _, num_pairs) = q_BTHK.shape, cos_BT1J.shape
     if batches not in (1, batch) or angles != tokens or 2 * num_pairs > width:
         got = f"angles {tuple(cos_BT1J.shape)} of queries {tuple(q_BTHK.shape)}"
         raise InputError("rotary: angles are [B or 1, T, 1, J], J at most half the width of a head", got=got)
+    route = choose("rotary", q_BTHK, k_BTGK, flags=frozenset({"interleaved"} if is_interleaved else ()))
+    return ROUTES["rotary"][route].function(q_BTHK, k_BTGK, cos_BT1J, sin_BT1J, is_interleaved)
 
 
 def reference(

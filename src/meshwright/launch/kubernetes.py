@@ -164,12 +164,17 @@ def _jobset(name: str, request: LaunchRequest, settings: KubernetesSettings) -> 
     ]
     pod = _pod(name, request, settings, container="node", environment=environment)
     pod["spec"]["restartPolicy"] = "Never"
+    codes = {  # bad input and missing packages end the job: a restart would not help
+        "containerName": "node",
+        "operator": "In",
+        "values": [InputError.exit_code, MissingDependencyError.exit_code],
+    }
     job = {
         "parallelism": request.num_nodes,
         "completions": request.num_nodes,
         "completionMode": "Indexed",
         "backoffLimit": 0,
-        "podFailurePolicy": {"rules": [_refused("node")]},
+        "podFailurePolicy": {"rules": [{"action": "FailJob", "onExitCodes": codes}]},
         "template": pod,
     }
     return {
@@ -212,21 +217,18 @@ def _trainjob(jobset: Values, request: LaunchRequest) -> tuple[Values, Values]:
     return runtime, job
 
 
-def _refused(container: str) -> Values:
-    """Return the rule that bad input and missing packages end the job: a restart would not help."""
-    codes = {
-        "containerName": container,
-        "operator": "In",
-        "values": [InputError.exit_code, MissingDependencyError.exit_code],
-    }
-    return {"action": "FailJob", "onExitCodes": codes}
-
-
 def _pod(
     name: str, request: LaunchRequest, settings: KubernetesSettings, *, container: str, environment: list[Values]
 ) -> Values:
     site = settings.site
     mounts, volumes = _storage(name, request, site)
+    limits: Values = {}
+    resource = site.device_resource or RESOURCES.get(request.vendor or "")
+    if resource:
+        limits[resource] = request.devices_per_node
+    if site.rdma_resource:
+        limits[site.rdma_resource] = site.rdma_count
+    limits |= {key: value for key, value in (("cpu", site.cpu), ("memory", site.memory)) if value}
     spec: Values = {
         "initContainers": [_copy_files(request, site)] if request.files else [],
         "containers": [
@@ -238,7 +240,7 @@ def _pod(
                 "env": [{"name": v.name, "value": _literal(v.value)} for v in request.environment]
                 + [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, site.stop_ahead_s - 10))}]
                 + environment,
-                "resources": _resources(request, site),
+                "resources": {"limits": limits},
                 "volumeMounts": mounts,
             }
         ],
@@ -266,7 +268,9 @@ def _pod(
     if site.tolerations:
         spec["tolerations"] = [t.model_dump(by_alias=True, exclude_none=True) for t in site.tolerations]
     if request.exclude:
-        spec["affinity"] = _excluding(request.exclude)
+        wanted = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(request.exclude)}
+        terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     annotations = {"annotations": dict(site.annotations)} if site.annotations else {}
     return {"metadata": {"labels": {"app": name}, **annotations}, "spec": spec}
 
@@ -316,24 +320,6 @@ def _copy_files(request: LaunchRequest, site: KubernetesSite) -> Values:
         "name": "files", "image": site.image, "command": ["sh", "-c", _literal("\n".join(lines))],
         "volumeMounts": [{"name": FILES, "mountPath": FILES_FOLDER}, *_claims(site)],
     }  # fmt: skip
-
-
-def _resources(request: LaunchRequest, site: KubernetesSite) -> Values:
-    limits: Values = {}
-    resource = site.device_resource or RESOURCES.get(request.vendor or "")
-    if resource:
-        limits[resource] = request.devices_per_node
-    if site.rdma_resource:
-        limits[site.rdma_resource] = site.rdma_count
-    limits |= {key: value for key, value in (("cpu", site.cpu), ("memory", site.memory)) if value}
-    return {"limits": limits}
-
-
-def _excluding(hosts: tuple[str, ...]) -> Values:
-    """Return the node affinity that excludes hosts."""
-    wanted = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(hosts)}
-    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
 
 
 def _field(name: str, path: str) -> Values:

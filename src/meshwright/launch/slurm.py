@@ -70,7 +70,14 @@ def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
     Raises InputError for values that sbatch would misread, and for results that would be lost with a container.
     """
     if settings.site.container is not None and request.checkpoints is not None:
-        _require_mounted(settings, settings.workdir / request.checkpoints)
+        folder = settings.workdir / request.checkpoints
+        targets = [str(settings.workdir), *(m.split(":")[1] for m in settings.site.mounts if ":" in m)]
+        if not any(folder.is_relative_to(target) for target in targets):
+            raise InputError(
+                "checkpoints would be lost with the container: nothing is mounted there", got=str(folder),
+                allowed=", ".join(f"below {target}" for target in targets),
+                hint="slurm.mounts: [SOURCE:TARGET] in the site file",
+            )  # fmt: skip
     path = str(request.folder / SCRIPT)
     files = {str(request.folder / name): text for name, text in request.files.items()}
     notes = []
@@ -177,7 +184,10 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
     if site.container is not None:
         # An image's variables override those of the host
         inner = ["env", *(f"{v.name}={v.value}" for v in request.environment), *inner]
-        mounts = _mounts(request, settings)
+        folders = [settings.workdir]  # mounted with the results and the site file's mounts
+        if not (settings.workdir / request.folder).is_relative_to(settings.workdir):
+            folders.append(request.folder)
+        mounts = [*(f"{folder}:{folder}" for folder in folders), *settings.site.mounts]
         if site.runtime is ContainerRuntime.PYXIS:
             srun += [
                 shlex.quote(f"--container-image={site.container}"),
@@ -195,24 +205,6 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
         "# shellcheck disable=SC2016 # each task has its own values",
         f"{' '.join(srun)} \\\n  bash -c '{body}' rank \\\n  {shlex.join(inner)} &",
     ])  # fmt: skip
-
-
-def _mounts(request: LaunchRequest, settings: SlurmSettings) -> list[str]:
-    """Return the mounts of a container: the working folder, the results, and the site file's mounts."""
-    folders = [settings.workdir]
-    if not (settings.workdir / request.folder).is_relative_to(settings.workdir):
-        folders.append(request.folder)
-    return [*(f"{folder}:{folder}" for folder in folders), *settings.site.mounts]
-
-
-def _require_mounted(settings: SlurmSettings, folder: Path) -> None:
-    targets = [str(settings.workdir), *(m.split(":")[1] for m in settings.site.mounts if ":" in m)]
-    if not any(folder.is_relative_to(target) for target in targets):
-        raise InputError(
-            "checkpoints would be lost with the container: nothing is mounted there", got=str(folder),
-            allowed=", ".join(f"below {target}" for target in targets),
-            hint="slurm.mounts: [SOURCE:TARGET] in the site file",
-        )  # fmt: skip
 
 
 def _devices_of(vendor: str | None) -> tuple[str, ...]:

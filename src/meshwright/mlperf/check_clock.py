@@ -22,10 +22,19 @@ _NOISE_S = 1.0  # a shared machine delays an interval by this much
 
 def clock_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
     """Findings about time."""
-    yield from _units(log)
+    wrong = next((r for r in log.records if not _EARLIEST_MS < r.time_ms < _LATEST_MS), None)
+    if wrong is not None:
+        yield finding(log, "clock-unit", f"time_ms is {wrong.time_ms:g}", wrong)
     yield from _order(log)
     yield from _direction(log)
-    yield from _initialization(log, rules)
+    starts, stop = log.all("init_start"), log.first("init_stop")
+    division = log.value("submission_division")
+    limits = rules.rules.initialization_minutes
+    limit = limits.get(division, limits["closed"]) if isinstance(division, str) else limits["closed"]
+    if starts and stop is not None:
+        minutes = (stop.time_ms - min(s.time_ms for s in starts)) / 60_000
+        if minutes >= limit:
+            yield finding(log, "init-limit", f"{minutes:.1f} minutes, the limit is {limit:g}", stop)
     yield from _pairs(log)
     yield from _outside(log)
     yield from _rates(log)
@@ -41,12 +50,6 @@ def blocks(log: RunLog, name: str) -> list[tuple[LogRecord, LogRecord]]:
             found.append((start, record))
             start = None
     return found
-
-
-def _units(log: RunLog) -> Iterator[CheckFinding]:
-    wrong = next((r for r in log.records if not _EARLIEST_MS < r.time_ms < _LATEST_MS), None)
-    if wrong is not None:
-        yield finding(log, "clock-unit", f"time_ms is {wrong.time_ms:g}", wrong)
 
 
 def _order(log: RunLog) -> Iterator[CheckFinding]:
@@ -97,17 +100,6 @@ def _direction(log: RunLog) -> Iterator[CheckFinding]:
     if shuffled:
         message = f"{len(shuffled)} records are up to a second earlier than one before them"
         yield finding(log, "clock-shuffled", message, shuffled[0])
-
-
-def _initialization(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
-    starts, stop = log.all("init_start"), log.first("init_stop")
-    division = log.value("submission_division")
-    limits = rules.rules.initialization_minutes
-    limit = limits.get(division, limits["closed"]) if isinstance(division, str) else limits["closed"]
-    if starts and stop is not None:
-        minutes = (stop.time_ms - min(s.time_ms for s in starts)) / 60_000
-        if minutes >= limit:
-            yield finding(log, "init-limit", f"{minutes:.1f} minutes, the limit is {limit:g}", stop)
 
 
 def _pairs(log: RunLog) -> Iterator[CheckFinding]:

@@ -37,7 +37,9 @@ def evaluation_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]
         yield from _cadence(log, places, rules, batch)
         yield from _beyond_schedule(log, places, batch)
     yield from _target(log, found, rules)
-    yield from _status(log, found)
+    stop = log.first("run_stop")
+    if stop is not None and stop.metadata.get("status") != "success":
+        yield finding(log, "status", f"status is {stop.metadata.get('status')!r:.60}", stop)
 
 
 def global_batch(log: RunLog) -> int | None:
@@ -169,9 +171,3 @@ def _target(log: RunLog, found: list[LoggedEvaluation], rules: Benchmark) -> Ite
     logged = log.last("target_accuracy")
     if logged is not None and is_number(logged.value) and abs(logged.value - rules.target) > 1e-9:
         yield finding(log, "target-logged", f"{logged.value:g}, the rules say {rules.target:g}", logged)
-
-
-def _status(log: RunLog, found: list[LoggedEvaluation]) -> Iterator[CheckFinding]:
-    stop = log.first("run_stop")
-    if stop is not None and stop.metadata.get("status") != "success":
-        yield finding(log, "status", f"status is {stop.metadata.get('status')!r:.60}", stop)

@@ -33,7 +33,10 @@ def value_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
     if log.value("submission_division") != "open":
         for rule in rules.hyperparameters.values():
             yield from _hyperparameter(log, rule)
-        yield from _eval_samples(log, rules)
+        record = log.last("eval_samples")
+        if record is not None and not _equal(record.value, rules.evaluation.samples, 0.0):
+            message = f"eval_samples is {record.value!r:.60}, the rules say {rules.evaluation.samples}"
+            yield finding(log, "eval-samples", message, record)
         yield from _seeds(log)
     yield from _disclosure(log, rules)
 
@@ -163,13 +166,6 @@ def _equal(value: object, wanted: object, absolute: float) -> bool:
     if is_number(wanted):
         return is_number(value) and abs(value - wanted) <= max(absolute, 1e-9 * abs(wanted))
     return value == wanted
-
-
-def _eval_samples(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]:
-    record = log.last("eval_samples")
-    if record is not None and not _equal(record.value, rules.evaluation.samples, 0.0):
-        message = f"eval_samples is {record.value!r:.60}, the rules say {rules.evaluation.samples}"
-        yield finding(log, "eval-samples", message, record)
 
 
 def _seeds(log: RunLog) -> Iterator[CheckFinding]:

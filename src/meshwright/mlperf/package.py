@@ -110,7 +110,11 @@ def write_package(
 ) -> SubmissionPackage:
     """Build `out/ORG` from folders of result files, a system description and the code. Raises InputError."""
     scores = tuple(score_folder(folder, round=round_name, folders=benchmarks) for folder in paths)
-    description = _description(system)
+    try:
+        values = load_json(system)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{system}: system description cannot be read: {error}") from error
+    description = values if isinstance(values, dict) else {}
     _check_inputs(scores, org=org, system=system, code=code, description=description)
     out.mkdir(parents=True, exist_ok=True)
     final = out / org
@@ -149,14 +153,6 @@ def _other_organizations(scores: Sequence[Score], org: str) -> tuple[str, ...]:
             others = ", ".join(sorted(f"{name!r:.60}" for name in named))
             notes.append(f"{score.folder}: submission_org of the logs is {others}, the submitter is {org!r}")
     return tuple(notes)
-
-
-def _description(system: Path) -> dict[str, Any]:
-    try:
-        values = load_json(system)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{system}: system description cannot be read: {error}") from error
-    return values if isinstance(values, dict) else {}
 
 
 def _check_inputs(scores: Sequence[Score], *, org: str, system: Path, code: Path, description: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from meshwright.files import write_atomically
 from meshwright.json_values import jsonable, load_json
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check import CheckReport, check_path
-from meshwright.mlperf.convergence import COUNT_KEYS, ConvergenceTest, ReferencePoint, points_of, pruned, read_points
+from meshwright.mlperf.convergence import COUNT_KEYS, ReferencePoint, points_of, pruned, read_points
 from meshwright.mlperf.formulas import is_number
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.official import OfficialCheck, official_check
@@ -348,6 +348,7 @@ NOT_MLPERF = "no MLPerf result: a benchmark of one's own"
 def score_document(score: Score) -> dict[str, Any]:
     """Return everything that `meshwright mlperf score --json` prints of one set. Times are minutes."""
     rules = score.benchmark
+    point = score.test.point
     return {
         "folder": str(score.folder),
         "benchmark": rules.name,
@@ -375,7 +376,17 @@ def score_document(score: Score) -> dict[str, Any]:
             }
             for run in score.runs
         ],
-        "reference": _test_document(score.test),
+        "reference": {
+            "message": score.test.message,
+            "passes": score.test.passes,
+            "submission_mean": score.test.submission_mean,
+            "min_ok": score.test.min_ok,
+            "mean": point and point.mean,
+            "std": point and point.std,
+            "global_batch_size": point and point.global_batch_size,
+            "interpolated": point and point.interpolated,
+            "counts": point and list(point.counts),
+        },
         "prospect": asdict(found) if (found := score_prospect(score)) else None,
         "scaling_json": scaling_file(score),
     }
@@ -425,18 +436,3 @@ def scaling_file(score: Score) -> float | None:
         return None
     factor = document.get("scaling_factor") if isinstance(document, dict) else None
     return float(factor) if is_number(factor) else None
-
-
-def _test_document(test: ConvergenceTest) -> dict[str, Any]:
-    point = test.point
-    return {
-        "message": test.message,
-        "passes": test.passes,
-        "submission_mean": test.submission_mean,
-        "min_ok": test.min_ok,
-        "mean": point and point.mean,
-        "std": point and point.std,
-        "global_batch_size": point and point.global_batch_size,
-        "interpolated": point and point.interpolated,
-        "counts": point and list(point.counts),
-    }

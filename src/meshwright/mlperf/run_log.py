@@ -135,19 +135,16 @@ class RunLogger(TrainingObserver):
         if self.writer is None:
             return
         if ending is not Ending.STOPPED:
-            self._end_run(num_samples, ending)
+            assert self.writer is not None
+            self._end_block(num_samples)
+            status = SUCCESS if ending is Ending.REACHED else ABORTED
+            self.writer.end("run_stop", samples_count=num_samples, status=status)
+            unix_s, monotonic_s = (
+                now - then for now, then in zip((time.time(), time.monotonic()), self.started_s, strict=True)
+            )
+            if abs(unix_s - monotonic_s) > self.max_clock_jump_s:
+                self.writer.event("clock_jump", unix_s - monotonic_s)
         self.writer.close()
-
-    def _end_run(self, num_samples: int, ending: Ending) -> None:
-        assert self.writer is not None
-        self._end_block(num_samples)
-        status = SUCCESS if ending is Ending.REACHED else ABORTED
-        self.writer.end("run_stop", samples_count=num_samples, status=status)
-        unix_s, monotonic_s = (
-            now - then for now, then in zip((time.time(), time.monotonic()), self.started_s, strict=True)
-        )
-        if abs(unix_s - monotonic_s) > self.max_clock_jump_s:
-            self.writer.event("clock_jump", unix_s - monotonic_s)
 
     def _end_block(self, num_samples: int) -> None:
         if self.is_in_block and self.writer is not None:

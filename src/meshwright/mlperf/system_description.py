@@ -53,7 +53,15 @@ def describe_system(
             else str(found["host_processor_model_name"])
         )
     if given is not None:
-        found |= _given(given)
+        try:
+            content = load_json(given)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{given}: the description of the system cannot be read: {error}") from error
+        if not isinstance(content, dict):
+            raise InputError(f"{given}: the description of a system is a JSON object", got=type(content).__name__)
+        if wrong := [key for key, value in content.items() if not isinstance(value, str | int | float)]:
+            raise InputError(f"{given}: fields are text or numbers", got=", ".join(wrong))
+        found |= content
     missing = tuple(name for name in SYSTEM_FIELDS if name not in NOTES and found.get(name) in ("", None))
     return SystemDescription(fields=found, missing=missing)
 
@@ -63,18 +71,6 @@ def write_description(folder: Path, description: SystemDescription) -> Path:
     path = folder / FILE
     write_atomically(path, json.dumps(dict(description.fields), indent=2) + "\n")
     return path
-
-
-def _given(path: Path) -> dict[str, Any]:
-    try:
-        content = load_json(path)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: the description of the system cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise InputError(f"{path}: the description of a system is a JSON object", got=type(content).__name__)
-    if wrong := [key for key, value in content.items() if not isinstance(value, str | int | float)]:
-        raise InputError(f"{path}: fields are text or numbers", got=", ".join(wrong))
-    return content
 
 
 def _text(root: Path, name: str) -> str:
@@ -93,25 +89,20 @@ def _processor(root: Path) -> dict[str, str]:
     khz = _text(root, "sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")
     mhz = re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", info, re.MULTILINE)
     frequency = f"{int(khz) / 1000:.0f} MHz" if khz.isdigit() else f"{max(map(float, mhz)):.0f} MHz" if mhz else ""
+    found = []
+    for place in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
+        level, kind, size = (_text(place, name) for name in ("level", "type", "size"))
+        if size:
+            found.append(f"L{level} {kind.lower()} {size}")
     return {
         "host_processors_per_node": str(len(sockets) or 1),
         "host_processor_model_name": names[0] if names else platform.machine(),
         "host_processor_core_count": str(len(cores) // (len(sockets) or 1) or num_threads),
         "host_processor_vcpu_count": str(num_threads),
         "host_processor_frequency": frequency,
-        "host_processor_caches": _caches(root),
+        "host_processor_caches": ", ".join(found),
         "host_processor_interconnect": NONE if len(sockets) <= 1 else "",
     }
-
-
-def _caches(root: Path) -> str:
-    """Sizes of the caches that the first core uses."""
-    found = []
-    for place in sorted((root / "sys/devices/system/cpu/cpu0/cache").glob("index*")):
-        level, kind, size = (_text(place, name) for name in ("level", "type", "size"))
-        if size:
-            found.append(f"L{level} {kind.lower()} {size}")
-    return ", ".join(found)
 
 
 def _memory(root: Path) -> dict[str, str]:

@@ -19,7 +19,6 @@ from meshwright.files import record_of, write_atomically
 from meshwright.mlperf.inputs import require_remembered
 from meshwright.mlperf.run_log import LogWriter, RunLogger
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import Precision
 from meshwright.specs.run import LearningRateSchedule, Run
 from meshwright.training.parent_watch import end_with_parent, signal_at_end_of_parent
 from meshwright.training.rendezvous import is_main
@@ -200,16 +199,10 @@ def logged_facts(run: Run, plan: Plan, *, benchmark: str, train_samples: int) ->
         yield "lora_rank", run.lora.rank
         yield "lora_alpha", run.lora.alpha
         yield "lora_dropout", run.lora.dropout
-    yield from _disclosure(run.precision, plan)
-    yield "config_filename", "run.yaml"
-    yield "number_of_ranks", plan.num_devices
-
-
-def _disclosure(precision: Precision, plan: Plan) -> Iterator[tuple[str, Any]]:
-    """Keys of round 6.1. Attention is computed in 16 bits where linear layers multiply in fp8."""
-    named = precision.name in ("fp16", "nvfp4", "mxfp4")
-    linear = precision.name if named else LOGGED_PRECISIONS.get(precision.matmul, precision.matmul)
-    others = "bfloat16" if precision.matmul in ("fp8", "fp4") else linear
+    # Round 6.1: attention is computed in 16 bits where linear layers multiply in fp8.
+    named = run.precision.name in ("fp16", "nvfp4", "mxfp4")
+    linear = run.precision.name if named else LOGGED_PRECISIONS.get(run.precision.matmul, run.precision.matmul)
+    others = "bfloat16" if run.precision.matmul in ("fp8", "fp4") else linear
     yield "lowest_numerical_precision_in_linear", linear
     yield "lowest_numerical_precision_in_attn", others
     yield "lowest_numerical_precision_in_comm", others
@@ -217,6 +210,8 @@ def _disclosure(precision: Precision, plan: Plan) -> Iterator[tuple[str, Any]]:
     yield "pipeline_parallelism", plan.pipeline
     yield "context_parallelism", plan.context
     yield "expert_parallelism", plan.expert
+    yield "config_filename", "run.yaml"
+    yield "number_of_ranks", plan.num_devices
 
 
 if __name__ == "__main__":

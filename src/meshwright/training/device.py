@@ -88,12 +88,7 @@ def peak_memory_bytes(device: torch.device) -> int:
     """The most that was in use since the process began: allocated on a GPU, resident on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    return _peak_resident_bytes()
-
-
-def _peak_resident_bytes() -> int:
-    """The peak of this program alone: on Linux `getrusage` begins at the peak of the parent process."""
-    try:
+    try:  # on Linux `getrusage` begins at the peak of the parent process
         found = re.search(r"^VmHWM:\s*(\d+) kB", Path("/proc/self/status").read_text("ascii"), re.MULTILINE)
     except OSError:
         found = None
@@ -146,7 +141,17 @@ def measure_rates(device: torch.device, *, deadline_s: float = float("inf")) -> 
     sizes = GEMM_SIZES[device.type]
 
     def best_s(function: Callable[[], object]) -> float:
-        return _best_s(function, device, deadline_s=deadline_s)
+        function()  # the first call picks kernels and touches pages
+        best = float("inf")
+        for repetition in range(REPETITIONS):
+            if repetition and time.perf_counter() > deadline_s:
+                break
+            synchronize(device)
+            start_s = time.perf_counter()
+            function()
+            synchronize(device)
+            best = min(best, time.perf_counter() - start_s)
+        return best
 
     rates = {
         name: max(2 * size**3 / best_s(_gemm(size, dtype, device)) for size in sizes) for name, dtype in FORMATS.items()
@@ -193,20 +198,6 @@ def _fp8_gemm(size: int, device: torch.device) -> Callable[[], object]:
 def _gemm(size: int, dtype: torch.dtype, device: torch.device) -> Callable[[], object]:
     a, b = (torch.ones(size, size, dtype=dtype, device=device) for _ in range(2))
     return lambda: matmul_nt(a, b)
-
-
-def _best_s(function: Callable[[], object], device: torch.device, *, deadline_s: float) -> float:
-    function()  # the first call picks kernels and touches pages
-    best = float("inf")
-    for repetition in range(REPETITIONS):
-        if repetition and time.perf_counter() > deadline_s:
-            break
-        synchronize(device)
-        start_s = time.perf_counter()
-        function()
-        synchronize(device)
-        best = min(best, time.perf_counter() - start_s)
-    return best
 
 
 def catalog_name(device: torch.device) -> str | None:

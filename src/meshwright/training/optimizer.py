@@ -171,7 +171,10 @@ class MasterOptimizer:
             if is_distributed(gradient) and is_partial(gradient):
                 in_parts.setdefault(gradient.device_mesh, []).append(master.local.grad)
         for mesh, sums in in_parts.items():
-            _all_reduce(sums, group=mesh.get_group())
+            whole = torch.cat([s.flatten() for s in sums])  # one collective
+            dist.all_reduce(whole, group=mesh.get_group())
+            parts = whole.split([s.numel() for s in sums])
+            foreach_copy(sums, [part.view_as(s) for part, s in zip(parts, sums, strict=True)])
 
     def _gradient_norm(self) -> float:
         """The norm of all gradients of all processes."""
@@ -219,14 +222,6 @@ class MasterOptimizer:
             for local, states in update.stored():
                 for name, tensor in states.items():
                     yield masters[local], name, tensor
-
-
-def _all_reduce(sums: list[Tensor], *, group: dist.ProcessGroup) -> None:
-    """All-reduce all tensors in one collective."""
-    whole = torch.cat([s.flatten() for s in sums])
-    dist.all_reduce(whole, group=group)
-    parts = whole.split([s.numel() for s in sums])
-    foreach_copy(sums, [part.view_as(s) for part, s in zip(parts, sums, strict=True)])
 
 
 def _updates(masters: list[Master], *, settings: Settings, seed: int, offloads: bool) -> Iterator[tuple[Update, float]]:

@@ -65,15 +65,12 @@ class StepLogFile:
 
     def _open(self, after_step: int) -> None:
         try:
-            self._keep(after_step)
+            kept = [line for line in _lines(self.path) if line["step"] <= after_step] if after_step else []
+            self.last = kept[-1] if kept else None  # the entry of `after_step`
+            write_atomically(self.path, "".join(_line(entry) for entry in kept))
+            self.stream: TextIO = self.path.open("a", encoding="utf-8")
         except OSError as error:
             raise _unwritable(self.path, error) from error
-
-    def _keep(self, after_step: int) -> None:
-        kept = [line for line in _lines(self.path) if line["step"] <= after_step] if after_step else []
-        self.last = kept[-1] if kept else None  # the entry of `after_step`
-        write_atomically(self.path, "".join(_line(entry) for entry in kept))
-        self.stream: TextIO = self.path.open("a", encoding="utf-8")
 
     def write(self, entry: dict[str, Any]) -> None:
         """Append one step. Raises InputError when the disk is full."""

@@ -123,7 +123,11 @@ def load_trained(
     if adapter is not None:
         if found.adapter is not None or found.saved is not None:
             raise InputError("an adapter is added to a folder of weights", got=given)
-        found = replace(found, adapter=_adapter_folder(adapter))
+        path = Path(adapter).expanduser()
+        folder = path / ADAPTER if (path / ADAPTER / ADAPTER_CONFIG).is_file() else path
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise InputError("not a LoRA adapter", got=adapter, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's")
+        found = replace(found, adapter=folder)
     loaded = (
         _from_folder(given, found, dtype=dtype)
         if found.saved is None
@@ -237,14 +241,6 @@ def _saved(folder: Path, step: StepChoice) -> SavedCheckpoint:
     return chosen
 
 
-def _adapter_folder(given: str) -> Path:
-    path = Path(given).expanduser()
-    folder = path / ADAPTER if (path / ADAPTER / ADAPTER_CONFIG).is_file() else path
-    if not (folder / ADAPTER_CONFIG).is_file():
-        raise InputError("not a LoRA adapter", got=given, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's")
-    return folder
-
-
 def _with_named_base(adapter: Path) -> _Found:
     config = read_json(adapter / ADAPTER_CONFIG)
     base, revision = config.get("base_model_name_or_path"), config.get("revision")
@@ -264,7 +260,8 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
     assert folder is not None
     model, config, generation = (model_from_path(folder), read_json(folder / CONFIG), read_json(folder / GENERATION))
     differences(folder, model)  # refuses quantized and other weights
-    name, notes = dtype or _stored_format(config), ()
+    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+    name, notes = dtype or names.get(str(config.get("dtype") or config.get("torch_dtype")), "bf16"), ()
     if found.adapter is not None:
         origin = Origin(name=str(folder), folder=folder, fingerprint="")
         module = load_merged(model, origin, found.adapter, dtype=DTYPES[name])
@@ -338,12 +335,6 @@ def _tokenizer_of(content: Content, kept: Path | None, base: Path | None) -> tup
     if tokenizer is None and base is not None and (base / "tokenizer.json").is_file():
         return tokenizer_from_path(base), ()
     return tokenizer, notes
-
-
-def _stored_format(config: Mapping[str, Any]) -> str:
-    """The number format that a config.json names; bf16 where it names none."""
-    names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
-    return names.get(str(config.get("dtype") or config.get("torch_dtype")), "bf16")
 
 
 def model_document(trained: TrainedModel) -> dict[str, Any]:

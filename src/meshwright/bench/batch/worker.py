@@ -43,7 +43,10 @@ class _Replica:
             case "prepare":
                 return self._prepare(**{key: value for key, value in asked.items() if key != "do"})
             case _:
-                return self._go()
+                assert self.engine is not None
+                begin_s = time.perf_counter()
+                tokens = self.engine.generate(self.prompts, self.output_tokens)
+                return {"event": "done", "wall_s": time.perf_counter() - begin_s, **asdict(tokens)}
 
     def _load(self, request: dict[str, Any]) -> dict[str, Any]:
         begin_s = time.perf_counter()
@@ -63,12 +66,6 @@ class _Replica:
         self.prompts = random_prompts(requests, input_tokens, vocabulary=size, excluded=specials, seed=seed)
         self.output_tokens = output_tokens
         return {"event": "ready"}
-
-    def _go(self) -> dict[str, Any]:
-        assert self.engine is not None
-        begin_s = time.perf_counter()
-        tokens = self.engine.generate(self.prompts, self.output_tokens)
-        return {"event": "done", "wall_s": time.perf_counter() - begin_s, **asdict(tokens)}
 
 
 def main() -> int:

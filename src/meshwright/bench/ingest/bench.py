@@ -165,22 +165,18 @@ def _keep(bench: _Bench, encoding: ChunkEncoding, chunks: list[TokenChunk], vect
 def facts(request: IngestRequest, ready: PreparedIngest, *, command: Sequence[str]) -> dict[str, Any]:
     """Origin of the records, without the name of a host or user."""
     device = request.device
-    return {
-        "device": {
-            "type": device.type, "name": devices.device_name(device), "memory_bytes": devices.memory_bytes(device),
-            "threads": request.threads,
-        },
-        "software": software_facts() | _versions(),
-        "command": list(command), "started": now(), "git_commit": git_commit(Path.cwd()),
-        **ready.facts(request.source), "seed": request.seed, "repeats": request.repeats,
-    }  # fmt: skip
-
-
-def _versions() -> dict[str, str]:
     found = {}
     for package in ("usearch", "hnswlib", "faiss-cpu"):
         try:
             found[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return {
+        "device": {
+            "type": device.type, "name": devices.device_name(device), "memory_bytes": devices.memory_bytes(device),
+            "threads": request.threads,
+        },
+        "software": software_facts() | found,
+        "command": list(command), "started": now(), "git_commit": git_commit(Path.cwd()),
+        **ready.facts(request.source), "seed": request.seed, "repeats": request.repeats,
+    }  # fmt: skip

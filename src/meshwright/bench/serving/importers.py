@@ -342,13 +342,8 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
         tpot_s=latency("inter_token_latency"), chunk_gap_s=latency("inter_chunk_latency"),
         e2e_s=latency("request_latency"),
     )  # fmt: skip
-    model = _aiperf_model(config)
+    model = _deep(config, "model") or _deep(config.get("models"), "name")
     return [ImportedResult(format=ResultFormat.AIPERF, file=where, model=model, point=point, gaps=tuple(gaps))]
-
-
-def _aiperf_model(config: Mapping[str, Any]) -> str:
-    """The model in AIPerf's own configuration."""
-    return _deep(config, "model") or _deep(config.get("models"), "name")
 
 
 def _aiperf_load(config: Mapping[str, Any], where: str) -> Load:

@@ -78,6 +78,8 @@ def _device(
     level = text_or_none(host, f"{card}/power_dpm_force_performance_level")
     pages = re.findall(r": ([RPF])\s*$", text_or_none(host, f"{card}/ras/gpu_vram_bad_pages") or "", re.MULTILINE)
     temperature_c, limit_c = hottest(_temperature(host, hwmon, sensor) for sensor in ("temp2", "temp1", "temp3"))
+    compute = text_or_none(host, f"{card}/current_compute_partition")
+    memory = text_or_none(host, f"{card}/current_memory_partition")
     return Device(
         index=index,
         vendor="AMD",
@@ -107,7 +109,7 @@ def _device(
         is_repair_failed="F" in pages,
         slowdowns=("performance level is low",) if level == "low" else (),
         firmware=text_or_none(host, f"{card}/vbios_version"),
-        partition=_partition(host, card),
+        partition=None if compute is None else "/".join(filter(None, (compute, memory))),
         processes=_processes(host, node.get("gpu_id")),
     )
 
@@ -203,12 +205,6 @@ def _errors(host: Host, card: str, kind: str) -> int | None:
         if match:
             counts.append(int(match[1]))
     return sum(counts) if counts else None
-
-
-def _partition(host: Host, card: str) -> str | None:
-    compute = text_or_none(host, f"{card}/current_compute_partition")
-    memory = text_or_none(host, f"{card}/current_memory_partition")
-    return None if compute is None else "/".join(filter(None, (compute, memory)))
 
 
 def _scaled(host: Host, names: tuple[str, ...], scale: float) -> float | None:

@@ -94,7 +94,13 @@ class _Fp8FeedForward(Function):
         if not needs.hidden:
             return None, None, None, found.get(DOWN), None, None, None
         grad_MF = by_rows(rows, states[DOWN].columns_of_weight(weights[2]), counts_E, dtype=dtype)
-        cast = _cast_gradients(grad_MF, gate_MF, up_MF, block=block, needs=needs)
+        gate, up = block.states[GATE], block.states[UP]
+        form = gate.form(GRADIENT, grad_MF.device, with_rows=needs.x, with_columns=needs.gate or needs.up)
+        of_gate, of_up = gate.delayed(GRADIENT), up.delayed(GRADIENT)
+        amax = None if of_gate is None or of_up is None else (of_gate, of_up)
+        cast = cast_gated_gradients(
+            grad_MF, gate_MF, up_MF, kind=block.kind, form=form, amax=amax, with_sums=needs.biases
+        )
         inputs = []
         for name, gradient, weight in zip((GATE, UP), cast, weights[:2], strict=True):
             rows, columns = gradient.both
@@ -140,16 +146,6 @@ def _cast_hidden(gate_MF: Tensor, up_MF: Tensor, *, block: Fp8Block, **sides: bo
     state = block.states[DOWN]
     form = state.form(INPUT, gate_MF.device, **sides)
     return cast_gated(gate_MF, up_MF, kind=block.kind, form=form, amax=state.delayed(INPUT))
-
-
-def _cast_gradients(
-    grad_MF: Tensor, gate_MF: Tensor, up_MF: Tensor, *, block: Fp8Block, needs: _Needs
-) -> tuple[Any, Any]:
-    gate, up = block.states[GATE], block.states[UP]
-    form = gate.form(GRADIENT, grad_MF.device, with_rows=needs.x, with_columns=needs.gate or needs.up)
-    of_gate, of_up = gate.delayed(GRADIENT), up.delayed(GRADIENT)
-    amax = None if of_gate is None or of_up is None else (of_gate, of_up)
-    return cast_gated_gradients(grad_MF, gate_MF, up_MF, kind=block.kind, form=form, amax=amax, with_sums=needs.biases)
 
 
 def _of_rows(bias_EF: Tensor, block: Fp8Block) -> Tensor:

@@ -41,28 +41,24 @@ def bpe_tokenizer(vocab: int, *, source: DocumentSource, cache: Path) -> JsonTok
     folder = cache / "tokenizers" / key
 
     def build(partial: Path) -> None:
-        text = _train(vocab, source)
+        library = require_tokenizers()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
+            vocab_size=vocab,
+            special_tokens=list(SPECIAL_TOKENS),
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(_excerpts(source), trainer)
+        text = tokenizer.to_str()
         (partial / "tokenizer.json").write_text(text, encoding="utf-8")
         (partial / "tokenizer_config.json").write_text(json.dumps({"eos_token": END}), encoding="utf-8")
 
     build_once(folder, build, about=about)
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     return JsonTokenizer(text, name=f"bpe:{vocab}", config={"eos_token": END})
-
-
-def _train(vocab: int, source: DocumentSource) -> str:
-    library = require_tokenizers()
-    tokenizer = library.Tokenizer(library.models.BPE())
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = library.decoders.ByteLevel()
-    trainer = library.trainers.BpeTrainer(
-        vocab_size=vocab,
-        special_tokens=list(SPECIAL_TOKENS),
-        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_excerpts(source), trainer)
-    return tokenizer.to_str()
 
 
 def _excerpts(source: DocumentSource) -> Iterator[str]:

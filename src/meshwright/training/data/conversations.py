@@ -134,10 +134,16 @@ def _conversation(record: Mapping[str, Any], pairs: Sequence[tuple[Message, bool
     settings = _parsed(record.get("chat_template_kwargs"), "chat_template_kwargs")
     if settings is not None and not isinstance(settings, Mapping):
         raise InputError("chat_template_kwargs is an object", got=_kind(settings))
+    tools = _parsed(record.get("tools") or record.get("functions") or [], "tools")
+    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise InputError("tools is a list of objects", got=_kind(tools))
+    wrapped = [
+        tool if "function" in tool or "name" not in tool else {"type": "function", "function": tool} for tool in tools
+    ]
     return Conversation(
         messages=tuple(message for message, _ in pairs),
         trained=tuple(is_trained for _, is_trained in pairs),
-        tools=_tools(record),
+        tools=tuple(wrapped) or None,
         settings=settings or None,
     )
 
@@ -238,17 +244,6 @@ def _tool_calls(calls: Any, where: str) -> list[dict[str, Any]]:
         named = dict(function) | {"arguments": arguments}
         checked.append(dict(call) | {"function": named} if "function" in call else named)
     return checked
-
-
-def _tools(record: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """JSON schemas of the functions that a record offers; one without its wrapper gets it."""
-    tools = _parsed(record.get("tools") or record.get("functions") or [], "tools")
-    if not isinstance(tools, Sequence) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise InputError("tools is a list of objects", got=_kind(tools))
-    wrapped = [
-        tool if "function" in tool or "name" not in tool else {"type": "function", "function": tool} for tool in tools
-    ]
-    return tuple(wrapped) or None
 
 
 def _text(record: Mapping[str, Any], key: str) -> str:

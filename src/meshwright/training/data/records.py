@@ -228,7 +228,11 @@ def _document(
         conversation = conversation_of(record, record[key])
     _count_unused(record, used, counts)
     _count_unread(conversation, chat, counts)
-    return (chat.render(replace(conversation, trained=_trained(conversation, rules.answers))),)
+    trained = list(conversation.trained or ())
+    if rules.answers is Answers.LAST and True in trained:
+        last = len(trained) - 1 - trained[::-1].index(True)
+        trained = [number == last for number in range(len(trained))]
+    return (chat.render(replace(conversation, trained=trained)),)
 
 
 def _answered(prompt: str, answer: str) -> TextDocument:
@@ -256,15 +260,6 @@ def _answers(
     for conversation in (good, bad):
         _count_unread(conversation, chat, counts)
     return chat.render(good), chat.render(bad)
-
-
-def _trained(conversation: Conversation, answers: Answers) -> list[bool]:
-    """The messages that the loss counts."""
-    trained = list(conversation.trained or ())
-    if answers is Answers.LAST and True in trained:
-        last = len(trained) - 1 - trained[::-1].index(True)
-        trained = [number == last for number in range(len(trained))]
-    return trained
 
 
 def _count_unused(record: Mapping[str, Any], used: tuple[str, ...], counts: RecordCounts) -> None:

@@ -215,16 +215,12 @@ def _encode(parts: Sequence[_Part], tokenizer: Tokenizer) -> Iterator[_Tokens]:
             yield _framed(next(encoded), None, part, tokenizer)
         else:
             ids_N, stops_N = tokenizer.align(part.text)
-            yield _framed(ids_N, _trained(stops_N, part.document), part, tokenizer)
-
-
-def _trained(stops_N: np.ndarray, document: TextDocument) -> np.ndarray:
-    """Tokens whose last character is trained on: a token across a border belongs to the text behind the border."""
-    assert document.trained is not None
-    is_trained = np.zeros(len(document.text) + 1, dtype=bool)
-    for start, stop in document.trained:
-        is_trained[start + 1 : stop + 1] = True
-    return is_trained[stops_N]
+            assert part.document.trained is not None
+            # A token across a border belongs to the text behind the border.
+            is_trained = np.zeros(len(part.document.text) + 1, dtype=bool)
+            for start, stop in part.document.trained:
+                is_trained[start + 1 : stop + 1] = True
+            yield _framed(ids_N, is_trained[stops_N], part, tokenizer)
 
 
 def _framed(ids_N: np.ndarray, trained_N: np.ndarray | None, part: _Part, tokenizer: Tokenizer) -> _Tokens:

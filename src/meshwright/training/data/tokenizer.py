@@ -120,7 +120,8 @@ class JsonTokenizer:
         end = _end_token(known, config, name)
         marks = {key: mark for key in MARKS if (mark := _content(config.get(key))) is not None}
         marks = {"bos_token": "", "eos_token": ""} | marks
-        special = _special_tokens(text)
+        added = parse_json(text).get("added_tokens") or ()
+        special = tuple(token["content"] for token in added if token.get("special"))
         templates = _chat_templates(config.get("chat_template"), name)
         before = self._tokenizer.encode("").ids
         self.name, self.folder, self.config = name, folder, config
@@ -257,12 +258,6 @@ def _chat_templates(given: Any, name: str) -> dict[str, str]:
             got=type(given).__name__, allowed="text, or a list of named templates with one called default",
         ) from error  # fmt: skip
     return found
-
-
-def _special_tokens(text: str) -> tuple[str, ...]:
-    """The special tokens of a `tokenizer.json`."""
-    added = parse_json(text).get("added_tokens") or ()
-    return tuple(token["content"] for token in added if token.get("special"))
 
 
 def _end_token(known: Mapping[str, int], config: Mapping[str, Any], name: str) -> str:

@@ -92,8 +92,10 @@ class ReadAhead(Generic[T]):
                 step_s = self.summary(self._used_s)
                 self.choice = measure_workers(self.read, step_s=step_s, start=number)
                 in_order = self.choice.num_workers == FIRST_WORKERS
-        if not in_order:
-            self._restart(number)
+        if not in_order:  # read again from here
+            self.close()
+            num_workers = FIRST_WORKERS if self.choice is None else self.choice.num_workers
+            self._reading = prefetch(self.read, start=number, stop=self.stop, num_workers=num_workers)
         assert self._reading is not None
         batch = next(self._reading)
         self._next, self._given_s = number + 1, time.perf_counter()
@@ -106,11 +108,6 @@ class ReadAhead(Generic[T]):
         if self._reading is not None:
             self._reading.close()
             self._reading = None
-
-    def _restart(self, number: int) -> None:
-        self.close()
-        num_workers = FIRST_WORKERS if self.choice is None else self.choice.num_workers
-        self._reading = prefetch(self.read, start=number, stop=self.stop, num_workers=num_workers)
 
 
 def measure_workers(

@@ -159,23 +159,18 @@ def _windows(text: Text, length: int) -> Iterator[_Window]:
     for first, last in text.extents.ranges_E2.tolist():
         starts = [first, *text.store.starts_between(first, last).tolist(), last]
         for start, stop in pairwise(starts):
-            yield from _windows_of(text, start, stop, length)
-
-
-def _windows_of(text: Text, start: int, stop: int, length: int) -> Iterator[_Window]:
-    """Windows of the document, or the part of one, from `start` to `stop`."""
-    tokens_N, trained_N = text.store.tokens(start, stop), text.store.trained(start, stop)
-    labels_N = np.where(trained_N[1:], tokens_N[1:], IGNORED_LABEL)
-    is_ended = text.tokenizer is not None and int(tokens_N[-1]) == text.tokenizer.end
-    num_bytes = _num_bytes(tokens_N, text.tokenizer, is_ended=is_ended)
-    for at in range(0, len(labels_N), length):
-        labels = labels_N[at : at + length].tolist()
-        is_last = at + length >= len(labels_N)
-        yield _Window(
-            row=Row(tokens=tokens_N[at : at + len(labels)].tolist(), labels=labels),
-            num_end_tokens=int(is_last and is_ended and labels[-1] != IGNORED_LABEL),
-            num_bytes=num_bytes if is_last else 0,
-        )
+            tokens_N, trained_N = text.store.tokens(start, stop), text.store.trained(start, stop)
+            labels_N = np.where(trained_N[1:], tokens_N[1:], IGNORED_LABEL)
+            is_ended = text.tokenizer is not None and int(tokens_N[-1]) == text.tokenizer.end
+            num_bytes = _num_bytes(tokens_N, text.tokenizer, is_ended=is_ended)
+            for at in range(0, len(labels_N), length):
+                labels = labels_N[at : at + length].tolist()
+                is_last = at + length >= len(labels_N)
+                yield _Window(
+                    row=Row(tokens=tokens_N[at : at + len(labels)].tolist(), labels=labels),
+                    num_end_tokens=int(is_last and is_ended and labels[-1] != IGNORED_LABEL),
+                    num_bytes=num_bytes if is_last else 0,
+                )
 
 
 def _num_bytes(tokens_N: np.ndarray, tokenizer: Tokenizer | None, *, is_ended: bool) -> int:

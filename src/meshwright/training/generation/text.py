@@ -26,7 +26,15 @@ class TextStream:
     def push(self, token: int) -> str:
         """Append a token and return the text that is certain now."""
         self._tokens.append(token)
-        return self._give(self._decode())
+        self._held += self._decode()
+        end = self._end_of(self._held)
+        if end is not None:
+            self.is_stopped = True
+        else:
+            end = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
+        certain, self._held = self._held[:end], self._held[end:]
+        self.text += certain
+        return certain
 
     def finish(self) -> str:
         """Return the text held back. A character that never became whole is U+FFFD."""
@@ -50,17 +58,6 @@ class TextStream:
             return ""
         self._first, self._known = self._known, len(self._tokens)
         return with_new[len(before) :]
-
-    def _give(self, new: str) -> str:
-        self._held += new
-        end = self._end_of(self._held)
-        if end is not None:
-            self.is_stopped = True
-        else:
-            end = len(self._held) - max((_overlap(self._held, stop) for stop in self._stops), default=0)
-        certain, self._held = self._held[:end], self._held[end:]
-        self.text += certain
-        return certain
 
     def _end_of(self, text: str) -> int | None:
         """Place of the first stop string; None where there is none."""

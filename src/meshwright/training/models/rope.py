@@ -30,17 +30,13 @@ def frequencies(rope: Rope, width: int, *, is_long: bool = False, device: torch.
         divisors = rope.long_factors if is_long else rope.short_factors
         return plain_J / torch.tensor(divisors, dtype=torch.float32, device=device)
     if rope.scaling is RopeScaling.LLAMA3:
-        return _llama3(rope, plain_J)
+        # Slow pairs are divided by the factor, fast ones stay, with a linear step in turns per context between.
+        turns_J = rope.original_context * plain_J / (2 * math.pi)
+        keep_J = ((turns_J - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0, 1)
+        return (1 - keep_J) * plain_J / rope.factor + keep_J * plain_J
     if rope.scaling is RopeScaling.YARN:
         return _yarn(rope, plain_J)
     return plain_J
-
-
-def _llama3(rope: Rope, plain_J: Tensor) -> Tensor:
-    """Slow pairs are divided by the factor, fast ones stay, with a linear step in turns per context between."""
-    turns_J = rope.original_context * plain_J / (2 * math.pi)
-    keep_J = ((turns_J - rope.low_frequency) / (rope.high_frequency - rope.low_frequency)).clamp(0, 1)
-    return (1 - keep_J) * plain_J / rope.factor + keep_J * plain_J
 
 
 def _yarn(rope: Rope, plain_J: Tensor) -> Tensor:

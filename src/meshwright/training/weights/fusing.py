@@ -38,7 +38,7 @@ class FilePart:
     @property
     def dim(self) -> int:
         """Dimension of our layout along which the parts are joined: the outputs."""
-        return 1 if _is_stack(self.fused.parts[0]) else 0
+        return 1 if ".experts." in self.fused.parts[0] else 0
 
     @property
     def file_shape(self) -> Shape:
@@ -94,7 +94,3 @@ def our_shapes(model: Model) -> Mapping[str, Shape]:
     built = build_model(model)
     tensors = (*built.named_parameters(), *built.named_buffers())
     return {name: tuple(tensor.shape) for name, tensor in tensors}
-
-
-def _is_stack(name: str) -> bool:
-    return ".experts." in name

@@ -94,7 +94,15 @@ def differences(
 
     Raises InputError when the weights in `folder` do not fit `model`, or do not have `shapes`.
     """
-    _refuse_quantized(folder)
+    with suppress(OSError, ValueError, AttributeError):  # without a readable config the tensors decide
+        stored = load_json(folder / "config.json").get("quantization_config")
+        if stored:
+            raise InputError(
+                f"{folder}: these weights are quantized",
+                got=stored.get("quant_method", stored),
+                allowed="weights in fp32, bf16 or fp16",
+                hint="convert them to bf16 with the tool of the model's authors",
+            )
     check_weights(folder, model, shapes=shapes, new_rows=new_rows)
     try:
         config_model = model_from_path(folder)
@@ -120,19 +128,6 @@ def differences(
     if known and sequence_length is not None and sequence_length > known:
         found.append(f"data.sequence_length is {sequence_length:,}; the weights know {known:,} positions")
     return found
-
-
-def _refuse_quantized(folder: Path) -> None:
-    """Raise InputError for weights that are stored quantized; without a readable config the tensors decide."""
-    with suppress(OSError, ValueError, AttributeError):
-        stored = load_json(folder / "config.json").get("quantization_config")
-        if stored:
-            raise InputError(
-                f"{folder}: these weights are quantized",
-                got=stored.get("quant_method", stored),
-                allowed="weights in fp32, bf16 or fp16",
-                hint="convert them to bf16 with the tool of the model's authors",
-            )
 
 
 def fingerprint(folder: Path) -> str:
