@@ -14,6 +14,7 @@ import torch.distributed as dist
 
 from meshwright.bench.harness import measure
 from meshwright.engines.native.assembly import assemble
+from meshwright.engines.native.layer_timing import passes_of, random_batch
 from meshwright.engines.native.parallel.mesh import mesh_coordinates
 from meshwright.records.device import DeviceRecorder, row_of
 from meshwright.records.points import COLLECTIVES_SHARE, Point, PointFamily
@@ -108,13 +109,11 @@ def step_of(point: Point, device: torch.device, *, rank: int = 0) -> Callable[[]
     )
     with torch.random.fork_rng():
         parts = assemble(run, coordinates=coordinates)
-        shape = (run.global_batch // plan.data, run.sequence_length)
-        tokens_BT = torch.randint(run.model.vocab, shape, device=device)
-    positions_BT = torch.arange(run.sequence_length, device=device).expand(shape)
-    batch = {"tokens_BT": tokens_BT, "labels_BT": tokens_BT.roll(-1, 1), "positions_BT": positions_BT}
+        batch = random_batch(run, micro_batch=run.global_batch // plan.data, device=device)
+    passes = passes_of(parts, batch)
 
     def step() -> None:
-        loss = parts.stepper.forward_backward(batch, scale=1.0 / tokens_BT.numel()).float()
+        loss = passes().float()
         if coordinates.num_ranks > 1:
             dist.all_reduce(loss)
         parts.optimizer.step(learning_rate=0.0)

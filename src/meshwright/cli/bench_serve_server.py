@@ -10,10 +10,11 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from meshwright import runfile
-from meshwright.bench.serving.servers.running import RunningServer, free_port, running
+from meshwright.bench.serving.servers.running import RunningServer, running
 from meshwright.bench.serving.servers.table import ServedModel, parse_options, server_command
 from meshwright.cli.output import load_with_torch, note, progress
 from meshwright.errors import InputError
+from meshwright.training.rendezvous import free_port
 
 RUN_SUFFIXES = (".yaml", ".yml")
 MOST_BY_DEFAULT = 64

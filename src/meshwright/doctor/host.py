@@ -8,6 +8,7 @@ command that cannot be read raises `Unseen` with the reason, and never returns a
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -182,6 +183,4 @@ def host_at(root: Path) -> Host:
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
-    import re
-
     return [(0, int(p), "") if p.isdigit() else (1, 0, p) for p in re.findall(r"\d+|\D+", name)]

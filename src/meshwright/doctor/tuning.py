@@ -116,7 +116,10 @@ def restore(host: Host, *, state: Path) -> TuningOutcome:
 
 def _put_back(host: Host, saved: Sequence[SavedValue]) -> tuple[tuple[SavedValue, ...], tuple[WriteFailure, ...]]:
     """Write saved values, the last one first: those that hold now, and the failures."""
-    written = [(item, _write(host, item.setting, item.path, item.value)) for item in reversed(saved)]
+    written = [
+        (item, None if _holds(host, item) else _write(host, item.setting, item.path, item.value))
+        for item in reversed(saved)
+    ]
     return tuple(item for item, failure in written if failure is None), tuple(f for _, f in written if f is not None)
 
 
@@ -141,20 +144,13 @@ def _undo(
     host: Host, done: Sequence[SavedValue], state: Path, before: str | None, *, failure: WriteFailure | None
 ) -> TuningOutcome:
     """Restore what this call changed. The state file is as before, unless a value could not be restored."""
-    put_back: list[SavedValue] = []
-    stuck: list[WriteFailure] = []
-    for item in reversed(done):
-        problem = None if _holds(host, item) else _write(host, item.setting, item.path, item.value)
-        if problem is None:
-            put_back.append(item)
-        else:
-            stuck.append(problem)
+    put_back, stuck = _put_back(host, done)
     if not stuck:
         if before is None:
             state.unlink(missing_ok=True)
         else:
             _guarded(state, lambda: write_atomically(state, before))
-    return TuningOutcome(put_back=tuple(put_back), failure=failure, stuck=tuple(stuck))
+    return TuningOutcome(put_back=put_back, failure=failure, stuck=stuck)
 
 
 def _holds(host: Host, item: SavedValue) -> bool:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 
+_TABLE = Path(__file__).parent / "data" / "environment.toml"
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 FLAGGED = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
 """Variables that hold a list of flags."""
@@ -81,18 +81,12 @@ def environment(
 @cache
 def rows() -> tuple[dict[str, Any], ...]:
     """Return the rows of the table."""
-    return tuple(_data()["variable"])
+    return tuple(toml_table(_TABLE)["variable"])
 
 
 def table_version() -> str:
     """Return the date of the table."""
-    return _data()["version"]
-
-
-@cache
-def _data() -> dict[str, Any]:
-    text = (files("meshwright.launch") / "data" / "environment.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return toml_table(_TABLE)["version"]
 
 
 def _value(row: Mapping[str, Any], site: Mapping[str, Any], *, folder: Path, user: str | None) -> str | None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 from meshwright.inference.search import LayoutPoint, ServingQuestion
 from meshwright.launch.kubernetes import RESOURCES, resource_name, yaml_text
 
@@ -102,15 +101,11 @@ def deployment(
     return Deployment(files=texts, notes=tuple(notes))
 
 
-@cache
-def _table() -> dict[str, dict[str, Any]]:
-    return tomllib.loads((files("meshwright.launch") / "data" / "servers.toml").read_text(encoding="utf-8"))
-
-
 def _row(engine: str) -> dict[str, Any]:
-    if engine not in _table():
-        raise InputError("servers of this engine are not written", got=engine, allowed=", ".join(_table()))
-    return _table()[engine]
+    table = toml_table(Path(__file__).parent / "data" / "servers.toml")
+    if engine not in table:
+        raise InputError("servers of this engine are not written", got=engine, allowed=", ".join(table))
+    return table[engine]
 
 
 def _values(question: ServingQuestion, point: LayoutPoint) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from meshwright.json_values import parse_json
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check_evaluations import global_batch
-from meshwright.mlperf.findings import CheckFinding
+from meshwright.mlperf.findings import CheckFinding, finding
 from meshwright.mlperf.formulas import is_number
 from meshwright.mlperf.log import RunLog
 
@@ -93,7 +94,7 @@ def _division(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
     record, submitted = log.last("submission_division"), system.values.get("division")
     if record is not None and submitted in ("closed", "open") and record.value != submitted:
         message = f"{record.value!r:.40}, {system.path.name} has {submitted!r}"
-        yield CheckFinding(file=log.path.name, line=record.line, rule="division", message=message)
+        yield finding(log, "division", message, record)
 
 
 def _nodes(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
@@ -104,7 +105,7 @@ def _nodes(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
         return
     if int(found.group(1)) != system.num_nodes:
         message = f"{record.value!r:.60}, {system.path.name} has {system.num_nodes} nodes"
-        yield CheckFinding(file=log.path.name, line=record.line, rule="platform-nodes", message=message)
+        yield finding(log, "platform-nodes", message, record)
 
 
 def _devices(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
@@ -115,17 +116,14 @@ def _devices(log: RunLog, system: SubmittedSystem) -> Iterator[CheckFinding]:
     values = {key: _count(log.value(key)) for key in (*keys, *degrees)}
     if batch is None or not devices or any(not v for v in values.values()):
         return
-    split = 1
-    for key in degrees:
-        split *= values[key] or 1
+    split = math.prod(values[key] or 1 for key in degrees)
     each = (values["micro_batch_size"] or 1) * (values["gradient_accumulation_steps"] or 1)
     if devices % split or each * devices // split != batch:
-        record = log.last("global_batch_size")
         message = (
             f"micro-batch {values['micro_batch_size']} * accumulation {values['gradient_accumulation_steps']} * "
             f"{devices} devices / {split} (tensor, pipeline, context) is not the global batch size {batch}"
         )
-        yield CheckFinding(file=log.path.name, line=record and record.line, rule="devices", message=message)
+        yield finding(log, "devices", message, log.last("global_batch_size"))
 
 
 def _count(value: object) -> int | None:

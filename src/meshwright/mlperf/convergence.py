@@ -56,10 +56,10 @@ class ConvergenceTest:
 
     passes: bool
     message: str
-    submission_mean: float | None  # olympic mean of the samples to convergence
-    point: ReferencePoint | None  # that the set was compared with
-    min_ok: float | None
-    scaling: float  # factor of the score
+    submission_mean: float | None = None  # olympic mean of the samples to convergence
+    point: ReferencePoint | None = None  # that the set was compared with
+    min_ok: float | None = None
+    scaling: float = 1.0  # factor of the score
 
 
 def olympic_mean(values: Sequence[float]) -> float:
@@ -165,15 +165,16 @@ def convergence_test(
     counts = [FAILED if s is None else s for s in samples]
     failed = sum(s is None for s in samples)
     if failed > 1:
-        return _refused(f"{failed} of {len(counts)} runs did not converge; one may fail")
+        return ConvergenceTest(passes=False, message=f"{failed} of {len(counts)} runs did not converge; one may fail")
     if len(counts) < 3:
-        return _refused(f"{len(counts)} runs have no olympic mean; three are the least")
+        return ConvergenceTest(passes=False, message=f"{len(counts)} runs have no olympic mean; three are the least")
     point, kind = point_for(reference_points(benchmark), global_batch_size, runs=benchmark.runs)
     if point is None:
-        return _refused(
+        message = (
             f"no reference convergence point at or above a global batch size of {global_batch_size}: "
             f"submit {2 * benchmark.runs} runs of the reference"
         )
+        return ConvergenceTest(passes=False, message=message)
     mean = olympic_mean(counts)
     least = least_accepted(benchmark, point)
     passes = mean >= least
@@ -192,10 +193,6 @@ def convergence_test(
         min_ok=least,
         scaling=max(1.0, point.mean / mean) if passes else 1.0,
     )
-
-
-def _refused(message: str) -> ConvergenceTest:
-    return ConvergenceTest(passes=False, message=message, submission_mean=None, point=None, min_ok=None, scaling=1.0)
 
 
 def _point(path: Path, name: str, row: Any, runs: int) -> ReferencePoint:

@@ -7,6 +7,7 @@ from functools import cache
 from typing import Any
 
 from meshwright.files import toml_table
+from meshwright.json_values import picked
 from meshwright.mlperf.benchmarks import DATA
 from meshwright.mlperf.log import LogRecord, RunLog
 
@@ -46,8 +47,7 @@ class CheckFinding:
 
     def as_row(self) -> dict[str, Any]:
         """Return file, line, rule, severity, message, why and fix."""
-        names = ("file", "line", "rule", "severity", "message", "why", "fix")
-        return {name: getattr(self, name) for name in names}
+        return picked(self, "file", "line", "rule", "severity", "message", "why", "fix")
 
 
 def finding(log: RunLog, rule: str, message: str, record: LogRecord | None = None) -> CheckFinding:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.json_values import jsonable, load_json
+from meshwright.json_values import jsonable, load_json, picked
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.check import CheckReport, check_path
 from meshwright.mlperf.convergence import COUNT_KEYS, ReferencePoint, points_of, pruned, read_points
@@ -355,9 +355,7 @@ def score_document(score: Score) -> dict[str, Any]:
         "round": rules.round,
         "round_from": score.round_from,
         "label": UNVERIFIED if rules.official else NOT_MLPERF,
-        "global_batch_size": score.global_batch_size,
-        "score_min": score.score_min,
-        "raw_min": score.raw_min,
+        **picked(score, "global_batch_size", "score_min", "raw_min"),
         "rcp_scaling": score.test.scaling,
         "passes": score.passes,
         "problems": list(score.problems),
@@ -366,25 +364,13 @@ def score_document(score: Score) -> dict[str, Any]:
         "kept": list(score.kept),
         "dropped": list(score.dropped),
         "runs": [
-            {
-                "name": run.name,
-                "minutes": run.minutes,
-                "samples": run.samples,
-                "scored": run in score.scored,
-                "kept": run.name in score.kept,
-                "problem": run.problem,
-            }
+            picked(run, "name", "minutes", "samples")
+            | {"scored": run in score.scored, "kept": run.name in score.kept, "problem": run.problem}
             for run in score.runs
         ],
         "reference": {
-            "message": score.test.message,
-            "passes": score.test.passes,
-            "submission_mean": score.test.submission_mean,
-            "min_ok": score.test.min_ok,
-            "mean": point and point.mean,
-            "std": point and point.std,
-            "global_batch_size": point and point.global_batch_size,
-            "interpolated": point and point.interpolated,
+            **picked(score.test, "message", "passes", "submission_mean", "min_ok"),
+            **{name: point and getattr(point, name) for name in ("mean", "std", "global_batch_size", "interpolated")},
             "counts": point and list(point.counts),
         },
         "prospect": asdict(found) if (found := score_prospect(score)) else None,
@@ -412,9 +398,7 @@ def check_document(report: CheckReport, verdict: OfficialCheck | None, *, passes
 def _official_document(verdict: OfficialCheck) -> dict[str, Any]:
     return {
         "package": "mlperf-logging",
-        "version": verdict.version,
-        "ruleset": verdict.ruleset,
-        "passes": verdict.passes,
+        **picked(verdict, "version", "ruleset", "passes"),
         "not_run": verdict.not_run or None,
         "files": [asdict(v) for v in verdict.verdicts],
     }

@@ -6,7 +6,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 from meshwright import runfile
 from meshwright.engines.base import Measuring, TrainOptions, refuse
 from meshwright.errors import InputError
+from meshwright.json_values import picked
 from meshwright.mlperf.benchmarks import Benchmark, load_benchmark
 from meshwright.mlperf.convergence import reference_points
 from meshwright.mlperf.inputs import BenchmarkInputs, check_data, find_inputs
@@ -92,23 +93,15 @@ class BenchmarkRuns(Result):
             "benchmark": self.benchmark,
             "round": self.round,
             "folder": str(self.folder),
-            "num_runs": self.num_runs,
-            "num_converged": self.num_converged,
-            "target": self.target,
+            **picked(self, "num_runs", "num_converged", "target"),
             "raw_min": self.mean_minutes,
             "label": self.label,
             "missing_system_fields": list(self.missing_system_fields),
             "notes": list(self.notes),
             "runs": [
-                {
-                    "index": result.index,
-                    "seed": result.seed,
-                    "status": result.status,
-                    "minutes": result.seconds / 60,
-                    "samples": result.samples,
-                    "loss": result.loss,
-                    "log": str(result.log),
-                }
+                picked(result, "index", "seed", "status")
+                | {"minutes": result.seconds / 60, "samples": result.samples, "loss": result.loss}
+                | {"log": str(result.log)}
                 for result in self.results
             ],
         }
@@ -136,18 +129,16 @@ class PreparedSet:
     notes: tuple[str, ...] = ()
 
 
-def named_benchmark(
-    name: str, *, round_name: str | None, folders: Sequence[Path] = ()
-) -> tuple[Benchmark, tuple[str, ...]]:
+def named_benchmark(name: str, *, round_name: str | None) -> tuple[Benchmark, tuple[str, ...]]:
     """The benchmark `name`, or the benchmark of a run file, with the file's keys as overrides.
 
     A run file belongs to the benchmark that its `name` names.
     """
     path = Path(name)
     if path.suffix not in (".yaml", ".yml"):
-        return load_benchmark(name, round_name, folders=folders), ()
+        return load_benchmark(name, round_name), ()
     run = runfile.load(path)
-    return load_benchmark(run.name, round_name, folders=folders), _as_overrides(run)
+    return load_benchmark(run.name, round_name), _as_overrides(run)
 
 
 def _as_overrides(run: Run) -> tuple[str, ...]:
@@ -288,14 +279,9 @@ def num_cores() -> int:
 
 def as_mapping(prepared: PreparedSet) -> Mapping[str, Any]:
     """The set before its runs, for a dry run."""
-    held = prepared.held
     return {
-        "benchmark": held.benchmark,
-        "round": held.round,
-        "num_runs": held.num_runs,
-        "num_concurrent": held.num_concurrent,
-        "warm_up_steps": held.warm_up_steps,
-        "run_file": held.run_text,
+        **picked(prepared.held, "benchmark", "round", "num_runs", "num_concurrent", "warm_up_steps"),
+        "run_file": prepared.held.run_text,
         "notes": list(prepared.notes),
         "missing_system_fields": list(prepared.missing_system_fields),
     }

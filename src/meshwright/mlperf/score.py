@@ -246,10 +246,7 @@ def _convergence(log: RunLog) -> tuple[float | None, float]:
 
 def _test(runs: Sequence[ScoredRun], rules: Benchmark, batch: int | None) -> ConvergenceTest:
     if batch is None:
-        message = "the runs have no common global batch size"
-        return ConvergenceTest(
-            passes=False, message=message, submission_mean=None, point=None, min_ok=None, scaling=1.0
-        )
+        return ConvergenceTest(passes=False, message="the runs have no common global batch size")
     return convergence_test(rules, [r.samples for r in runs], global_batch_size=batch)
 
 

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import wait
 from multiprocessing.reduction import DupFd
@@ -96,45 +96,36 @@ def run_ranks(
     Raises InputError when torchrun started another number of processes, WorkerLostError when a process was lost
     and no restart is left, and the target's own MeshwrightError when it raised one.
     """
+    start = _Start(
+        target=target, payload=payload, num_ranks=num_ranks, device_type=device_type, timeout=timeout,
+        locks=_Locks(held_locks),
+    )  # fmt: skip
     if under_launcher():
-        _run_launched(
-            target,
-            payload,
-            restart_payload=restart_payload,
-            num_ranks=num_ranks,
-            device_type=device_type,
-            timeout=timeout,
-        )
+        _run_launched(start, restart_payload=restart_payload)
     elif num_ranks == 1 and not in_new_process:
         target(0, 1, payload)
     else:
         for restarts_left in range(max_restarts, -1, -1):
-            start = _Start(
-                target=target, payload=payload, num_ranks=num_ranks, device_type=device_type, timeout=timeout,
-                locks=_Locks(held_locks),
-            )  # fmt: skip
             try:
                 return _run_here(start)
             except WorkerLostError as error:
                 if not restarts_left or error.stopped_by is not None:
                     raise
                 print(printable(f"{error.message}; starting again"), file=sys.stderr, flush=True)
-                payload = restart_payload
+                start = replace(start, payload=restart_payload)
 
 
-def _run_launched(
-    target: RankFunction, payload: Any, *, restart_payload: Any, num_ranks: int, device_type: str, timeout: timedelta
-) -> None:
+def _run_launched(start: _Start, *, restart_payload: Any) -> None:
     end_with_torchrun()
-    rank, launched = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank, launched, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), start.num_ranks
     if launched != num_ranks:
         hint = f"start it with --nproc-per-node so that there are {num_ranks} in all"
         raise InputError("the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint)
     _require_common_store()
     try:
-        with process_group(rank=rank, num_ranks=num_ranks, device_type=device_type, timeout=timeout):
+        with process_group(rank=rank, num_ranks=num_ranks, device_type=start.device_type, timeout=start.timeout):
             is_any_restart = restart_payload is not None and _is_true_on_any(is_restart())
-            target(rank, num_ranks, restart_payload if is_any_restart else payload)
+            start.target(rank, num_ranks, restart_payload if is_any_restart else start.payload)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and GLOO not in str(error):
             raise

@@ -208,10 +208,10 @@ def device_facts(device: torch.device, *, accelerator: str | None) -> dict[str, 
     }
 
 
-def software_facts() -> dict[str, str]:
-    """Versions of Python, PyTorch and the packages that ran."""
+def software_facts(*others: str) -> dict[str, str]:
+    """Versions of Python, PyTorch and the packages that ran, `others` among them."""
     versions = {"meshwright": __version__, "python": platform.python_version()}
-    for package in PACKAGES:
+    for package in (*PACKAGES, *others):
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
@@ -118,6 +119,4 @@ def random_prompts(
 
 def software_versions(*packages: str) -> dict[str, Any]:
     """Versions of packages."""
-    from importlib.metadata import version
-
     return {name: version(name) for name in packages}

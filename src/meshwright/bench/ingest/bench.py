@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -165,18 +164,12 @@ def _keep(bench: _Bench, encoding: ChunkEncoding, chunks: list[TokenChunk], vect
 def facts(request: IngestRequest, ready: PreparedIngest, *, command: Sequence[str]) -> dict[str, Any]:
     """Origin of the records, without the name of a host or user."""
     device = request.device
-    found = {}
-    for package in ("usearch", "hnswlib", "faiss-cpu"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "device": {
             "type": device.type, "name": devices.device_name(device), "memory_bytes": devices.memory_bytes(device),
             "threads": request.threads,
         },
-        "software": software_facts() | found,
+        "software": software_facts("usearch", "hnswlib", "faiss-cpu"),
         "command": list(command), "started": now(), "git_commit": git_commit(Path.cwd()),
         **ready.facts(request.source), "seed": request.seed, "repeats": request.repeats,
     }  # fmt: skip

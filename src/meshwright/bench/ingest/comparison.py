@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 from meshwright.bench.ingest.choices import IndexChoice, parse_index
 from meshwright.bench.ingest.chunks import NUM_SPECIAL, TokenChunk, TokenIds
 from meshwright.bench.ingest.indexes import Keys, VectorIndex, Vectors, make_index
-from meshwright.bench.ingest.passes import resident_bytes
 from meshwright.bench.ingest.prepare import IngestRequest, IngestWatch
 from meshwright.bench.ingest.stages import Encoder
 from meshwright.errors import InputError
 from meshwright.records.files import now
 from meshwright.records.ingest import IndexBuild, IndexSearch, IngestRecorder
+from meshwright.training.device import resident_bytes
 
 NOISE = 0.5
 """Length of the noise that makes a synthetic vector from a vector of length one: cosine 0.89 between them."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import numpy as np
 
@@ -25,17 +24,7 @@ from meshwright.bench.ingest.stages import (
 )
 from meshwright.records.files import now
 from meshwright.records.ingest import ChunkEncoding, IngestMode, IngestPass
-
-STATM = Path("/proc/self/statm")
-PAGE = 4096
-
-
-def resident_bytes() -> int:
-    """Resident memory of this process; 0 where the kernel does not report it."""
-    try:
-        return int(STATM.read_text().split()[1]) * PAGE
-    except (OSError, ValueError, IndexError):
-        return 0
+from meshwright.training.device import resident_bytes
 
 
 @dataclass(kw_only=True)

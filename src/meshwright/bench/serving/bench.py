@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 
-from meshwright.bench.serving.ceiling import client_ceiling, refusal
+from meshwright.bench.serving.ceiling import client_ceiling, judged
 from meshwright.bench.serving.client import Client, open_session
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt, field_hint
 from meshwright.bench.serving.events import LARGEST_EVENT_BYTES
@@ -119,7 +119,7 @@ class _Bench:
 
     def _record(self, outcome: LoadOutcome, point: ServingPoint) -> ServingPoint:
         if self.ceilings:
-            point = _judged(point, min(self.ceilings))
+            point = judged(point, min(self.ceilings))
         self.recorder.append_requests(point.load, point.repeat, outcome.records)
         self.recorder.append(point)
         self.done(point)
@@ -165,17 +165,12 @@ async def measure_serving(
                     await bench.measure(load, repeat)
     if request.has_self_test:
         bench.ceilings.append(await client_ceiling(most))
-        recorder.rewrite([_judged(point, min(bench.ceilings)) for point in recorder.points])
+        recorder.rewrite([judged(point, min(bench.ceilings)) for point in recorder.points])
     return ServingBenchOutcome(points=tuple(recorder.points), scale=scale, ceilings=tuple(bench.ceilings), found=found)
 
 
 def _has_text(row: Any) -> bool:
     return row is not None and (row.text is not None or row.messages is not None)
-
-
-def _judged(point: ServingPoint, ceiling: float) -> ServingPoint:
-    """The point with the client's ceiling, refused if it was too near."""
-    return replace(point, client_ceiling_chunks_per_s=ceiling, refusal=refusal(point.chunks_per_s, ceiling))
 
 
 async def _search(bench: _Bench, bounds: MedianBounds) -> int | None:

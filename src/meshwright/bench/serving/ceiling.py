@@ -9,12 +9,13 @@ client rather than the server, and is refused.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from meshwright.bench.serving.client import Client, open_session
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
 from meshwright.bench.serving.loads import run_load
 from meshwright.bench.serving.mock import MODEL, mock_server
-from meshwright.records.serving import Load
+from meshwright.records.serving import Load, ServingPoint
 
 REFUSED_RATIO = 0.5
 """Share of the ceiling above which a result is refused."""
@@ -43,6 +44,11 @@ async def client_ceiling(concurrency: int, *, least_s: float = LEAST_S) -> float
                 spent_s += max(cpu_s, outcome.wall_s)
                 num_rounds += 1
     return best
+
+
+def judged(point: ServingPoint, ceiling: float) -> ServingPoint:
+    """Return the point with the client's ceiling, refused if it was too near."""
+    return replace(point, client_ceiling_chunks_per_s=ceiling, refusal=refusal(point.chunks_per_s, ceiling))
 
 
 def refusal(chunks_per_s: float, ceiling: float) -> str:

@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 
 from meshwright.bench.serving.bench import measure_scale
-from meshwright.bench.serving.ceiling import client_ceiling, refusal
+from meshwright.bench.serving.ceiling import client_ceiling, judged
 from meshwright.bench.serving.client import Client, open_session
 from meshwright.bench.serving.endpoint import Endpoint, ServingPrompt
 from meshwright.bench.serving.loads import LoadOutcome, run_load
@@ -107,9 +107,7 @@ async def measure_offline(request: OfflineRequest, *, done: Callable[[OfflinePoi
             inputs=Lengths(kind=LengthKind.FIXED, first=pair.input_tokens),
             outputs=Lengths(kind=LengthKind.FIXED, first=pair.output_tokens),
         ), pair)  # fmt: skip
-        point = replace(
-            measured.point, client_ceiling_chunks_per_s=ceiling, refusal=refusal(measured.point.chunks_per_s, ceiling)
-        )
+        point = judged(measured.point, ceiling)
         more = extrapolation(point, measured=len(request.endpoints), wanted=request.extrapolate_to)
         found.append(replace(measured, point=point, extrapolated=more))
         done(found[-1])

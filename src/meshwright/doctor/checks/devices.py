@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.checks.process import container
 from meshwright.doctor.devices import Device, Process, pci_errors, text_or_none
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits
+from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge, limits, skipped
 from meshwright.units import GIB
 
 GROUP = "devices"
@@ -133,22 +133,6 @@ def _memory(node: Node) -> Iterator[CheckVerdict]:
             yield judge("devices.memory", device.memory_bytes / GIB, expected=expected, where=where(device))
 
 
-def _used(node: Node) -> Iterator[CheckVerdict]:
-    for device in _require(node):
-        if device.memory_used_bytes is None:
-            yield _not_reported("devices.memory-used", device)
-        else:
-            yield judge("devices.memory-used", device.memory_used_bytes / GIB, where=where(device))
-
-
-def _utilization(node: Node) -> Iterator[CheckVerdict]:
-    for device in _require(node):
-        if device.utilization_percent is None:
-            yield _not_reported("devices.utilization", device)
-        else:
-            yield judge("devices.utilization", device.utilization_percent, where=where(device))
-
-
 def _processes(node: Node) -> Iterator[CheckVerdict]:
     """A foreign process fails when it holds memory that a training needs; else it may be a monitor."""
     is_inside = container(node.host) is not None
@@ -214,22 +198,27 @@ def _slowdowns(node: Node) -> Iterator[CheckVerdict]:
         )  # fmt: skip
 
 
-def _temperature(node: Node) -> Iterator[CheckVerdict]:
-    for device in _require(node):
-        if device.temperature_c is None or not device.slowdown_temperature_c:
-            yield _not_reported("temperature.margin", device)
-        else:
-            margin = device.slowdown_temperature_c - device.temperature_c
-            yield judge("temperature.margin", margin, where=where(device))
+def _judging(
+    check: str, measured: Callable[[Device], float | None], *, expected: Callable[[Device], float | None] | None = None
+) -> Check:
+    """Return the check of a value that the driver reports of each device. None: it does not."""
+
+    def judged(node: Node) -> Iterator[CheckVerdict]:
+        for device in _require(node):
+            value = measured(device)
+            if value is None:
+                yield _not_reported(check, device)
+            else:
+                yield judge(check, value, expected=None if expected is None else expected(device), where=where(device))
+
+    return judged
 
 
-def _power(node: Node) -> Iterator[CheckVerdict]:
-    for device in _require(node):
-        if device.power_limit_w is None or not device.default_power_limit_w:
-            yield _not_reported("power.limit", device)
-        else:
-            expected = device.default_power_limit_w
-            yield judge("power.limit", device.power_limit_w, expected=expected, where=where(device))
+def _margin(device: Device) -> float | None:
+    """Degrees to the temperature at which the device slows down."""
+    if device.temperature_c is None or not device.slowdown_temperature_c:
+        return None
+    return device.slowdown_temperature_c - device.temperature_c
 
 
 def _pcie(node: Node) -> Iterator[CheckVerdict]:
@@ -358,9 +347,7 @@ def _tool(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _not_reported(check: str, device: Device) -> CheckVerdict:
-    return CheckVerdict(
-        check=check, status=CheckStatus.SKIPPED, where=where(device), message="the driver does not report it"
-    )
+    return skipped(check, "the driver does not report it", where=where(device))
 
 
 CHECKS: dict[str, Check] = {
@@ -368,8 +355,8 @@ CHECKS: dict[str, Check] = {
     "devices.known": _known,
     "devices.model": _alike,
     "devices.memory": _memory,
-    "devices.memory-used": _used,
-    "devices.utilization": _utilization,
+    "devices.memory-used": _judging("devices.memory-used", lambda d: d.memory_used_bytes and d.memory_used_bytes / GIB),
+    "devices.utilization": _judging("devices.utilization", lambda d: d.utilization_percent),
     "devices.processes": _processes,
     "devices.errors": _errors,
     "devices.state": _state,
@@ -377,10 +364,13 @@ CHECKS: dict[str, Check] = {
     "devices.tool-seconds": _tool,
     "clocks.highest": _clocks,
     "clocks.slowdown": _slowdowns,
-    "temperature.margin": _temperature,
-    "power.limit": _power,
+    "temperature.margin": _judging("temperature.margin", _margin),
+    "power.limit": _judging(
+        "power.limit", lambda d: d.power_limit_w if d.default_power_limit_w else None,
+        expected=lambda d: d.default_power_limit_w,
+    ),
     "links.pcie": _pcie,
     "links.errors": _pci_errors,
     "links.scale-up": _scale_up,
     "links.fabric": _fabric,
-}
+}  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 from xml.etree.ElementTree import Element
 
 from meshwright.catalog.lookup import accelerator_with_driver_name
@@ -57,10 +56,10 @@ def find(host: Host) -> Devices:
         log = ElementTree.fromstring(text + end)
     except ElementTree.ParseError:
         return Devices(on_bus=on_bus, driver=_module_version(module), problem=output.problem)
-    devices = [_device(host, i, gpu) for i, gpu in enumerate(log.iter("gpu"))]
     links = _links(host)
+    devices = [_device(host, i, gpu, *links.get(i, (None, None))) for i, gpu in enumerate(log.iter("gpu"))]
     return Devices(
-        found=tuple(_with_links(d, links.get(d.index)) for d in devices if d is not None),
+        found=tuple(d for d in devices if d is not None),
         on_bus=on_bus,
         driver=_text(log, "driver_version") or _module_version(module),
         runtime=(version := _text(log, "cuda_version")) and f"CUDA {version}",
@@ -69,7 +68,7 @@ def find(host: Host) -> Devices:
     )
 
 
-def _device(host: Host, index: int, gpu: Element) -> Device | None:
+def _device(host: Host, index: int, gpu: Element, links: int | None, all_links: int | None) -> Device | None:
     name = _text(gpu, "product_name")
     if name is None or name.startswith("Unknown"):  # "GPU is lost": its fields say so instead of a value
         return None
@@ -103,6 +102,8 @@ def _device(host: Host, index: int, gpu: Element) -> Device | None:
         pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
         highest_pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")),
         pcie_generation=_whole(_number(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
+        scale_up_links=links,
+        expected_scale_up_links=all_links,
         uncorrected_errors=_errors(gpu, "uncorrect"),
         corrected_errors=_errors(gpu, "correctable"),
         is_ecc_off=_text(gpu, "ecc_mode/current_ecc") == "Disabled" and not WITHOUT_ECC.search(name),
@@ -175,12 +176,6 @@ def _links(host: Host) -> dict[int, tuple[int, int]]:
     if not expected and any(ALL_INACTIVE in b.lower() and not WITHOUT_LINKS.search(b) for b in listed.values()):
         expected = 1  # at least
     return {index: (sum("GB/s" in s for s in states[index]), expected) for index in states} if expected else {}
-
-
-def _with_links(device: Device, links: tuple[int, int] | None) -> Device:
-    if links is None:
-        return device
-    return replace(device, scale_up_links=links[0], expected_scale_up_links=links[1])
 
 
 def _errors(gpu: Element, kind: str) -> int | None:

@@ -142,7 +142,7 @@ def read_records(
                     documents = (*documents, replace(documents[0], trained=()))[:: 1 if record["label"] else -1]
                 counts.formats[of_file.value] += 1
             for document in documents:
-                _require_characters(document.text)
+                whole_characters(document.text)
         except InputError as error:
             error.message = f"{where}: {error.message}"
             raise
@@ -289,13 +289,14 @@ def _text(record: Mapping[str, Any], key: str) -> str:
     return value
 
 
-def _require_characters(text: str) -> None:
-    """Refuse half a character: JSON can say "\\ud800"."""
+def whole_characters(text: str, *, place: str = "") -> str:
+    """Return `text`. Refuses half a character: JSON can say "\\ud800"."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         got = f"U+{ord(error.object[error.start]):04X}"
-        raise InputError("half a character, which is not text", got=got) from error
+        raise InputError(f"half a character{place}, which is not text", got=got) from error
+    return text
 
 
 def _only(found: list[Any]) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from string import ascii_letters
 from typing import Any
@@ -17,6 +18,7 @@ from meshwright.errors import InputError
 from meshwright.specs.generation import GenerationEnding
 from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.json_stream import json_line_values
+from meshwright.training.data.records import whole_characters
 from meshwright.training.data.tokenizer import Tokenizer
 
 DEFAULT_TOKENS = 256
@@ -30,6 +32,8 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _KEYS = ("prompt", "text", "messages")
 _OF_TEMPLATES = ("system", "tools", "functions", "chat_template_kwargs", "documents")
 """Keys that would change the text of the prompt."""
+
+_whole = partial(whole_characters, place=" in a prompt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,15 +116,6 @@ def _is_beginning(text: str, tokenizer: Tokenizer) -> bool:
     """True if the tokens of `text` are the first ones of `text` and a word, whatever its first letter."""
     prompt, *followed = (ids.tolist() for ids in tokenizer.encode([_whole(text), *(text + x for x in ascii_letters)]))
     return all(ids[: len(prompt)] == prompt for ids in followed)
-
-
-def _whole(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        got = f"U+{ord(error.object[error.start]):04X}"
-        raise InputError("half a character in a prompt, which is not text", got=got) from error
-    return text
 
 
 def room_for(

@@ -134,7 +134,7 @@ def load_adapters(built: Transformer, folder: str | Path) -> None:
         if not torch.equal(files.read(name), files.read(_peft_name(built.model, "embedding.weight"))):
             raise InputError(f"{name} differs from the embedding, with which the model ties its head")
     for name, tensor in tensors.items():
-        fill(tensor, files, name)
+        fill(tensor, partial(files.read, name))
     for name, (in_file, part, tensor) in parts.items():
         fill_whole(tensor, part.split(files.read(in_file), is_shared=shared[name]).contiguous())
 

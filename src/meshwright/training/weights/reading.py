@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,7 +16,7 @@ from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.models import Transformer, build_model
 from meshwright.training.models.initialize import local_slices
 from meshwright.training.models.lora import quantized_weights
-from meshwright.training.weights.fusing import FilePart, file_part, our_shapes
+from meshwright.training.weights.fusing import file_part, our_shapes
 from meshwright.training.weights.names import family_of, file_names, without_ignored
 from meshwright.training.weights.safetensors_format import Folder
 
@@ -39,9 +40,9 @@ def load_weights(built: Transformer, folder: str | Path, *, new_rows: str | None
     for name, tensor in tensors_of(built).items():
         names = file_names(built.model, name, family=family)
         if (part := file_part(name, shapes=shapes, family=family)) is not None:
-            _fill_part(tensor, files, part)
+            fill(tensor, partial(part.read, files))
         elif not _is_stack(name):
-            fill(tensor, files, names[0])
+            fill(tensor, partial(files.read, names[0]))
         else:
             _fill_stack(tensor, files, names)
     for name, weight in quantized_weights(built):
@@ -183,16 +184,16 @@ def _list(names: list[str]) -> str:
     return ", ".join(names[:_SHOWN]) + more
 
 
-def fill(tensor: Tensor, files: Folder, name: str) -> None:
-    """Copy the tensor `name`, or of a sharded `tensor` this rank's part of it."""
+def fill(tensor: Tensor, read: Callable[..., Tensor]) -> None:
+    """Copy what `read` returns, or of a sharded `tensor` this rank's part of it, which it reads by its slices."""
     if not is_distributed(tensor):
-        tensor.copy_(files.read(name))
+        tensor.copy_(read())
         return
     where = local_slices(tensor)
     if where is None:
-        fill_whole(tensor, files.read(name))
+        fill_whole(tensor, read().contiguous())
     elif tensor.to_local().numel():
-        tensor.to_local().copy_(files.read(name, where=where))
+        tensor.to_local().copy_(read(where=where))
 
 
 def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
@@ -207,18 +208,6 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
     elif tensor.to_local().numel():
         for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
             target.copy_(files.read(name, where=where[1:]))
-
-
-def _fill_part(tensor: Tensor, files: Folder, part: FilePart) -> None:
-    """Copy a part of a fused tensor, or of a sharded `tensor` this rank's part of that."""
-    if not is_distributed(tensor):
-        tensor.copy_(part.read(files))
-        return
-    where = local_slices(tensor)
-    if where is None:
-        fill_whole(tensor, part.read(files).contiguous())
-    elif tensor.to_local().numel():
-        tensor.to_local().copy_(part.read(files, where=where))
 
 
 def fill_whole(tensor: Tensor, whole: Tensor) -> None:

@@ -7,7 +7,6 @@ with running(command, folder=...) as server:   the server answers
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -60,13 +59,6 @@ class RunningServer:
     start_s: float  # until it answered
     log: Path
     pid: int  # of the process that all of the server's are descendants of
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
 
 
 @contextmanager

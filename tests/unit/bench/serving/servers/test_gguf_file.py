@@ -14,9 +14,10 @@ pytest.importorskip("gguf")
 pytest.importorskip("xllamacpp")
 
 from meshwright.bench.serving.servers.gguf_file import permuted, write_gguf
-from meshwright.bench.serving.servers.running import NO_PROXY, free_port, running
+from meshwright.bench.serving.servers.running import NO_PROXY, running
 from meshwright.bench.serving.servers.table import ServedModel, server_command
 from meshwright.errors import InputError
+from meshwright.training.rendezvous import free_port
 
 SHAPES = {
     "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,

@@ -15,9 +15,10 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from meshwright.bench.serving.servers import table
-from meshwright.bench.serving.servers.running import ServerCommand, ServerStartError, free_port, running
+from meshwright.bench.serving.servers.running import ServerCommand, ServerStartError, running
 from meshwright.bench.serving.servers.table import ServedModel, parse_options, server_command
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.training.rendezvous import free_port
 
 MODEL = ServedModel(text="org/name", scratch=Path("unused"))
 
