@@ -100,7 +100,8 @@ def tune_training(
     one_s = _time(lambda: batches.at(0))
     consumer_s = _consumer_s(demand.step_s, one_s)
     visit_s = budget_s / ((1 + LEAST_ROUNDS) * len(counts))
-    num_batches = _affordable(visit_s - NUM_STEPS * consumer_s, one_s, least=4 * max(1, *counts))
+    wanted = max(4 * max(1, *counts), math.ceil(LEAST_READ_S / one_s))
+    num_batches = min(MAX_BATCHES, max(4, min(wanted, int((visit_s - NUM_STEPS * consumer_s) / one_s))))
     work = _work(demand)
     place = 1
 
@@ -218,11 +219,6 @@ def _time(function: Callable[[], object]) -> float:
 def _consumer_s(work_s: float | None, one_s: float) -> float:
     """Seconds that the consumer works between two batches."""
     return 0.0 if work_s is None else min(work_s, max(LEAST_WORK_S, LONG * one_s))
-
-
-def _affordable(seconds: float, one_s: float, *, least: int) -> int:
-    wanted = max(least, math.ceil(LEAST_READ_S / one_s))
-    return min(MAX_BATCHES, max(4, min(wanted, int(seconds / one_s))))
 
 
 def _work(demand: Demand) -> Work:

@@ -37,7 +37,6 @@ class CheckReport:
     files: tuple[Path, ...]
     findings: tuple[CheckFinding, ...]
     pending: dict[str, tuple[str, ...]]  # file -> required keys that an unfinished log does not hold yet
-    whole_set: bool
 
     @property
     def errors(self) -> tuple[CheckFinding, ...]:
@@ -75,7 +74,7 @@ def check_path(
     }
     return CheckReport(
         where=where, benchmark=rules, round_from=round_from, files=tuple(files), findings=tuple(_sorted(found)),
-        pending=pending, whole_set=whole,
+        pending=pending,
     )  # fmt: skip
 
 

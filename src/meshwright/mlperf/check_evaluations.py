@@ -35,7 +35,13 @@ def evaluation_findings(log: RunLog, rules: Benchmark) -> Iterator[CheckFinding]
             message = f"all {len(places)}: {first.place:g} where the cadence has {places[0][1]:g}"
             yield finding(log, "samples-one-batch-low", message, first.record)
         yield from _cadence(log, places, rules, batch)
-        yield from _beyond_schedule(log, places, batch)
+        for key in ("max_steps", "opt_learning_rate_training_steps"):
+            record = log.last(key)
+            if record is None or not is_number(record.value) or not places:
+                continue
+            steps = places[-1][1] / batch
+            if steps > record.value:
+                yield finding(log, "steps-beyond-schedule", f"{steps:,.0f} steps, {key} is {record.value:,.0f}", record)
     yield from _target(log, found, rules)
     stop = log.first("run_stop")
     if stop is not None and stop.metadata.get("status") != "success":
@@ -141,17 +147,6 @@ def _cadence(
         got = ", ".join(f"{step:,.0f}" for step in sorted({step for _, step in wrong})[:4])
         message = f"{len(wrong)} of {len(steps)} intervals are {got}; the rules say {interval:,} at batch size {batch}"
         yield finding(log, "cadence-interval", message, wrong[0][0])
-
-
-def _beyond_schedule(log: RunLog, places: list[tuple[LogRecord, float]], batch: int) -> Iterator[CheckFinding]:
-    """One finding for each logged horizon of the learning rate that the run has passed."""
-    for key in ("max_steps", "opt_learning_rate_training_steps"):
-        record = log.last(key)
-        if record is None or not is_number(record.value) or not places:
-            continue
-        steps = places[-1][1] / batch
-        if steps > record.value:
-            yield finding(log, "steps-beyond-schedule", f"{steps:,.0f} steps, {key} is {record.value:,.0f}", record)
 
 
 def _target(log: RunLog, found: list[LoggedEvaluation], rules: Benchmark) -> Iterator[CheckFinding]:

@@ -81,7 +81,11 @@ def benchmark_run(
     Raises InputError for choices that the closed division does not allow.
     """
     content = _content(benchmark, train=train, validation=validation, weights=weights)
-    batch = _global_batch(content, benchmark, overrides)
+    smallest = next((point.global_batch for point in references(benchmark)), DEFAULT_BATCH)
+    probe = {**content, "batch": {"global_sequences": smallest}, "train": {"steps": 1}}
+    probe["optimizer"] = {**content["optimizer"], "warmup_steps": 0}
+    batch_overrides = tuple(line for line in overrides if line.startswith("batch"))
+    batch = runfile.from_mapping(probe, overrides=batch_overrides).global_batch
     _add_rules(content, benchmark, batch, overrides)
     run = runfile.from_mapping(content, overrides=overrides)
     if run.global_batch != batch:
@@ -118,15 +122,6 @@ def _content(benchmark: Benchmark, *, train: str, validation: str, weights: str 
     return content
 
 
-def _global_batch(content: dict[str, Any], benchmark: Benchmark, overrides: tuple[str, ...]) -> int:
-    """The global batch that the overrides set, otherwise the smallest reference's."""
-    smallest = next((point.global_batch for point in references(benchmark)), DEFAULT_BATCH)
-    probe = {**content, "batch": {"global_sequences": smallest}, "train": {"steps": 1}}
-    probe["optimizer"] = {**content["optimizer"], "warmup_steps": 0}
-    batch_overrides = tuple(line for line in overrides if line.startswith("batch"))
-    return runfile.from_mapping(probe, overrides=batch_overrides).global_batch
-
-
 def _add_rules(content: dict[str, Any], benchmark: Benchmark, batch: int, overrides: tuple[str, ...]) -> None:
     """Add batch, schedule, length and evaluation."""
     known = [point for point in references(benchmark) if point.global_batch <= batch] or list(references(benchmark)[:1])
@@ -137,7 +132,12 @@ def _add_rules(content: dict[str, Any], benchmark: Benchmark, batch: int, overri
     steps = max_steps(benchmark, batch) or (point.training_steps if point else None) or 1024
     optimizer = content["optimizer"]
     if point is None and "learning_rate" not in optimizer:
-        optimizer["learning_rate"] = _required_rate(benchmark, overrides)
+        if not any(line.startswith("optimizer") for line in overrides):
+            raise InputError(
+                f"{benchmark.name} has no reference convergence points to take a learning rate from",
+                hint="--set optimizer.learning_rate=...",
+            )
+        optimizer["learning_rate"] = 1.0  # until the overrides
     if point is not None:
         optimizer.setdefault("learning_rate", point.learning_rate)
         optimizer.setdefault("warmup_steps", min(steps, point.warmup_steps))
@@ -150,16 +150,6 @@ def _add_rules(content: dict[str, Any], benchmark: Benchmark, batch: int, overri
             "target_loss": benchmark.target,
         },
     }
-
-
-def _required_rate(benchmark: Benchmark, overrides: tuple[str, ...]) -> float:
-    """A place for the rate of the overrides. Raises InputError where they give none."""
-    if not any(line.startswith("optimizer") for line in overrides):
-        raise InputError(
-            f"{benchmark.name} has no reference convergence points to take a learning rate from",
-            hint="--set optimizer.learning_rate=...",
-        )
-    return 1.0
 
 
 def max_steps(benchmark: Benchmark, batch: int) -> int | None:

@@ -205,9 +205,18 @@ def prepare_set(benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...
         run, submitter=choices.org, division=choices.division, status=choices.status, given=choices.system
     )
     write_description(folder, description)
+    notes = []
+    if num_runs != benchmark.runs:
+        notes.append(f"a score takes {benchmark.runs} runs, this set has {num_runs}")
+    if choices.seeds:
+        notes.append("seeds are given: the rules ask for seeds of the system")
+    if choices.launcher:
+        notes.append("system.json describes this host: give number_of_nodes with --system FILE")
+    if choices.division == "open":
+        notes.append("open division: not compared with results of the closed one")
     return PreparedSet(
         benchmark=benchmark, run=run, held=held, inputs=inputs, folder=folder,
-        missing_system_fields=description.missing, notes=_notes(benchmark, run, choices, num_runs),
+        missing_system_fields=description.missing, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -253,19 +262,6 @@ def _seeds(benchmark: Benchmark, choices: RunChoices) -> tuple[tuple[int, ...], 
             "--seeds must be different, one a run", got=", ".join(map(str, choices.seeds)), allowed=f"{num_runs} seeds"
         )
     return choices.seeds, num_runs
-
-
-def _notes(benchmark: Benchmark, run: Run, choices: RunChoices, num_runs: int) -> tuple[str, ...]:
-    notes = []
-    if num_runs != benchmark.runs:
-        notes.append(f"a score takes {benchmark.runs} runs, this set has {num_runs}")
-    if choices.seeds:
-        notes.append("seeds are given: the rules ask for seeds of the system")
-    if choices.launcher:
-        notes.append("system.json describes this host: give number_of_nodes with --system FILE")
-    if choices.division == "open":
-        notes.append("open division: not compared with results of the closed one")
-    return tuple(notes)
 
 
 def _platform() -> str:

@@ -121,7 +121,13 @@ def _run_launched(start: _Start, *, restart_payload: Any) -> None:
     if launched != num_ranks:
         hint = f"start it with --nproc-per-node so that there are {num_ranks} in all"
         raise InputError("the plan needs another number of processes", got=launched, allowed=num_ranks, hint=hint)
-    _require_common_store()
+    # Hosts could not agree after a restart on the processes that belong to it.
+    num_hosts, restarts = (int(os.environ.get(n, "0")) for n in ("GROUP_WORLD_SIZE", MAX_RESTARTS))
+    if num_hosts > 1 and restarts > 0 and _keeps_store():
+        raise InputError(
+            "torchrun's hosts count their restarts separately, and would not find each other again",
+            hint="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun; `meshwright launch` does",
+        )
     try:
         with process_group(rank=rank, num_ranks=num_ranks, device_type=start.device_type, timeout=start.timeout):
             is_any_restart = restart_payload is not None and _is_true_on_any(is_restart())
@@ -134,16 +140,6 @@ def _run_launched(start: _Start, *, restart_payload: Any) -> None:
             f"process {rank} of {num_ranks} lost another one: {_reason(error)}",
             hint="torchrun --max-restarts N starts all again, from the newest checkpoint",
         ) from error
-
-
-def _require_common_store() -> None:
-    """Raise InputError where hosts could not agree after a restart on the processes that belong to it."""
-    num_hosts, restarts = (int(os.environ.get(n, "0")) for n in ("GROUP_WORLD_SIZE", MAX_RESTARTS))
-    if num_hosts > 1 and restarts > 0 and _keeps_store():
-        raise InputError(
-            "torchrun's hosts count their restarts separately, and would not find each other again",
-            hint="set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 for torchrun; `meshwright launch` does",
-        )
 
 
 def _keeps_store() -> bool:

@@ -78,19 +78,14 @@ def _data(block: bytes) -> bytes | None:
     if b"error" in fields:  # llama.cpp, before its errors were events
         event, data = b"error", b"\n".join(fields[b"error"])
     if event == b"error":
-        return _as_error(data)
+        try:
+            found = parse_json(data)
+        except ValueError:
+            found = data.decode("utf-8", errors="replace")
+        if isinstance(found, dict) and "error" in found:
+            return data
+        return json.dumps({"error": found or "an event without a reason"}).encode()
     return data or None
-
-
-def _as_error(data: bytes) -> bytes:
-    """Data of an `error` event as the JSON of an error."""
-    try:
-        found = parse_json(data)
-    except ValueError:
-        found = data.decode("utf-8", errors="replace")
-    if isinstance(found, dict) and "error" in found:
-        return data
-    return json.dumps({"error": found or "an event without a reason"}).encode()
 
 
 class ChunkKind(StrEnum):

@@ -247,7 +247,13 @@ def _scale_up(node: Node) -> Iterator[CheckVerdict]:
 def _fabric(node: Node) -> Iterator[CheckVerdict]:
     """Registration with the manager of the switches, without which devices do not reach each other."""
     if _has_switches(node.host) and container(node.host) is None:
-        yield from _manager(node.host)
+        # The manager may run in a container: it is known by its process, whose name the kernel cuts at 15 letters.
+        names = {text_or_none(node.host, name) for name in node.host.glob("/proc/[0-9]*/comm")}
+        if names and "nv-fabricmanage" not in names:
+            yield found(
+                "links.fabric", CheckStatus.FAIL, "the node has switches, and nothing manages them", measured="none",
+                expected="nv-fabricmanager", hint="`systemctl start nvidia-fabricmanager`, in the driver's version",
+            )  # fmt: skip
     for device in _require(node):
         if device.fabric_state in (None, "Not Supported"):
             continue
@@ -263,16 +269,6 @@ def _has_switches(host: Host) -> bool:
     """True with NVSwitches on the PCI bus: other bridges of that vendor."""
     folders = [f for f in host.glob("/sys/bus/pci/devices/*") if text_or_none(host, f"{f}/vendor") == "0x10de"]
     return any((text_or_none(host, f"{f}/class") or "").startswith("0x0680") for f in folders)
-
-
-def _manager(host: Host) -> Iterator[CheckVerdict]:
-    """The manager of the switches by its process: it may run in a container. The kernel cuts names at 15 letters."""
-    names = {text_or_none(host, name) for name in host.glob("/proc/[0-9]*/comm")}
-    if names and "nv-fabricmanage" not in names:
-        yield found(
-            "links.fabric", CheckStatus.FAIL, "the node has switches, and nothing manages them", measured="none",
-            expected="nv-fabricmanager", hint="`systemctl start nvidia-fabricmanager`, in the driver's version",
-        )  # fmt: skip
 
 
 def _errors(node: Node) -> Iterator[CheckVerdict]:

@@ -201,7 +201,8 @@ def _open_store(
         store = tokenise(source, tokenizer, cache=cache, report=report)
     require_pairs(store, name=name, preference=run.train.preference)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
-    return store, _reading_notes(name, source, store)
+    of_source = source.notes if isinstance(source, DocumentSource) else ()
+    return store, (*(f"{name}: {line}" for line in of_source), *describe_records(name, store.counts))
 
 
 def require_pairs(store: TokenStore, *, name: str, preference: Preference | None, hint: str | None = None) -> None:
@@ -291,11 +292,6 @@ def _tokenizer(run: Run, sources: Mapping[str, DocumentSource | TokenFiles], cac
             hint=f"--set model.vocab={tokenizer.vocab} adds rows" if run.data.added_tokens else None,
         )  # fmt: skip
     return tokenizer
-
-
-def _reading_notes(name: str, source: DocumentSource | TokenFiles, store: TokenStore) -> tuple[str, ...]:
-    of_source = source.notes if isinstance(source, DocumentSource) else ()
-    return (*(f"{name}: {line}" for line in of_source), *describe_records(name, store.counts))
 
 
 def _samples(store: TokenStore, extents: Extents, run: Run, *, pads_short: bool = False) -> TextSamples:

@@ -131,7 +131,16 @@ def _open(name: str, cache: Path) -> DocumentSource | TokenFiles:
     place, options = _split(name)
     if place == PYTHON_STDLIB:
         _refuse_unknown(options, (), name)
-        return _python_library(cache)
+        # Without tests, generated tables, and files that vary by machine.
+        root = Path(sysconfig.get_paths()["stdlib"])
+        files = sorted(f for f in root.rglob("*.py") if not _EXCLUDED_FOLDERS & set(f.relative_to(root).parts))
+        files = [f for f in files if not f.name.startswith("_sysconfigdata")]
+        if not files:
+            raise InputError(
+                f"{PYTHON_STDLIB}: this interpreter has no library source", got=str(root),
+                hint="name a text file or a folder as data.source",
+            )  # fmt: skip
+        return _from_files(PYTHON_STDLIB, _Found(files=tuple(files)), RecordRules(), cache)
     path = Path(place).expanduser()
     if (prefix := _indexed_prefix(path)) is not None:
         _refuse_unknown(options, (), name)
@@ -267,19 +276,6 @@ def _state(file: Path) -> tuple[int, int]:
     except OSError as error:
         raise InputError(f"cannot read {file}: {error.strerror}") from error
     return fact.st_size, fact.st_mtime_ns
-
-
-def _python_library(cache: Path) -> DocumentSource:
-    """The standard library's source without tests, generated tables, and files that vary by machine."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    files = sorted(f for f in root.rglob("*.py") if not _EXCLUDED_FOLDERS & set(f.relative_to(root).parts))
-    files = [f for f in files if not f.name.startswith("_sysconfigdata")]
-    if not files:
-        raise InputError(
-            f"{PYTHON_STDLIB}: this interpreter has no library source", got=str(root),
-            hint="name a text file or a folder as data.source",
-        )  # fmt: skip
-    return _from_files(PYTHON_STDLIB, _Found(files=tuple(files)), RecordRules(), cache)
 
 
 def _from_rows(name: str, rows: HubDataset, rules: RecordRules) -> DocumentSource:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.specs.model import RopeScaling
+from meshwright.training.data.conversations import num_shared
 from meshwright.training.models import Block, Transformer
 from meshwright.training.models.attention import CoreAttention
 from meshwright.training.models.token_layout import LayerLayout, Suffix
@@ -137,7 +138,7 @@ class CachedModel:
         A single sequence keeps the columns that it shares with a single sequence before.
         """
         if len(sequences) == 1 and self._tokens is not None:
-            shared = _num_shared(self._tokens, sequences[0][:-1])
+            shared = num_shared(self._tokens, sequences[0][:-1])
             if self._is_long(self.length) != self._is_long(len(sequences[0])):
                 shared = 0
             shared = self.rewind(shared)
@@ -221,9 +222,3 @@ class CachedModel:
             cache.keep(rows_B)
         if self._padding_B is not None:
             self._padding_B = self._padding_B[rows_B]
-
-
-def _num_shared(first: Sequence[int], second: Sequence[int]) -> int:
-    """Number of tokens at the beginning that both have."""
-    pairs = enumerate(zip(first, second, strict=False))
-    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))

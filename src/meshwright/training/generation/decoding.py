@@ -49,15 +49,7 @@ class Timing:
 
     first_s: list[float] = field(default_factory=list)  # of each batch: from its start to its first tokens
     decode_s: float = 0.0  # all later tokens
-    prompt_tokens: int = 0
-    first_tokens: int = 0  # one a prompt
     later_tokens: int = 0
-
-    def add_first(self, prompts: Sequence[Prompt], *, seconds: float) -> None:
-        """Count a batch whose first tokens took so long."""
-        self.first_s.append(seconds)
-        self.prompt_tokens += sum(len(prompt.tokens) for prompt in prompts)
-        self.first_tokens += len(prompts)
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -127,7 +119,7 @@ def complete_batch(
     )
     tokens = sampler.choose(logits_BV)
     first_s = time.perf_counter()
-    timing.add_first(prompts, seconds=first_s - begin_s)
+    timing.first_s.append(first_s - begin_s)
     live = rows
     while True:
         for row, token in zip(live, tokens, strict=True):

@@ -63,7 +63,20 @@ def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFil
             "writing a GGUF file needs the package gguf", hint=install_command("llamacpp")
         ) from None
     config = _read_json(folder / "config.json")
-    architecture = _architecture(config)
+    name = (config.get("architectures") or ["none"])[0]
+    if name not in ARCHITECTURES:
+        raise InputError("models of this family are not converted to GGUF", got=name, allowed=", ".join(ARCHITECTURES))
+    for key, allowed in (
+        ("mlp_bias", (False, None)),
+        ("hidden_act", ("silu",)),
+        ("partial_rotary_factor", (1.0, None)),
+    ):
+        if config.get(key) not in allowed:
+            raise InputError(f"llama.cpp's {ARCHITECTURES[name]} has no such {key}", got=config.get(key))
+    if config.get("sliding_window") and config.get("use_sliding_window", True):
+        raise InputError("models with a sliding window are not converted to GGUF", got=config["sliding_window"])
+    _rope_factors(config)
+    architecture = ARCHITECTURES[name]
     partial = path.with_name(f".{path.name}.{os.getpid()}.part")
     writer = gguf.GGUFWriter(str(partial), architecture)
     try:
@@ -97,24 +110,6 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InputError(f"{path} is not a mapping")
     return found
-
-
-def _architecture(config: Mapping[str, Any]) -> str:
-    """llama.cpp's name of the architecture. Raises InputError for architectures that are not converted."""
-    name = (config.get("architectures") or ["none"])[0]
-    if name not in ARCHITECTURES:
-        raise InputError("models of this family are not converted to GGUF", got=name, allowed=", ".join(ARCHITECTURES))
-    for key, allowed in (
-        ("mlp_bias", (False, None)),
-        ("hidden_act", ("silu",)),
-        ("partial_rotary_factor", (1.0, None)),
-    ):
-        if config.get(key) not in allowed:
-            raise InputError(f"llama.cpp's {ARCHITECTURES[name]} has no such {key}", got=config.get(key))
-    if config.get("sliding_window") and config.get("use_sliding_window", True):
-        raise InputError("models with a sliding window are not converted to GGUF", got=config["sliding_window"])
-    _rope_factors(config)
-    return ARCHITECTURES[name]
 
 
 def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
