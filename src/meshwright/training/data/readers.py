@@ -14,6 +14,7 @@ import lzma
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
@@ -51,14 +52,31 @@ def read_json(file: Path, text_key: str | None) -> Rows:
         yield from json_values(stream, name=str(file))
 
 
-def read_csv(file: Path, text_key: str | None) -> Rows:
-    """Comma-separated values; the first row names the columns."""
-    yield from _separated(file, ",", text_key)
-
-
-def read_tsv(file: Path, text_key: str | None) -> Rows:
-    """Tab-separated values; the first row names the columns."""
-    yield from _separated(file, "\t", text_key)
+def read_separated(file: Path, text_key: str | None, *, delimiter: str) -> Rows:
+    """Values between commas or tabs; the first row names the columns."""
+    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
+    with _opened(file, newline="") as stream:
+        rows = csv.reader(stream, delimiter=delimiter, strict=True)
+        try:
+            names = next(rows, None)
+            if names is None:
+                return
+            if len(set(names)) != len(names) or not all(name.strip() for name in names):
+                got = ", ".join(map(repr, names[:12]))
+                raise InputError(f"{file}:1: the first row names the columns, each once", got=got)
+            _require_column(file, names, text_key)
+            line = rows.line_num + 1
+            for row in rows:
+                if row and len(row) != len(names):
+                    message = f"{file}:{line}: a row of another number of fields"
+                    raise InputError(message, got=len(row), allowed=len(names))
+                if any("\0" in field for field in row):
+                    raise InputError(f"{file}:{line}: a NUL byte, which text files do not hold")
+                if row:
+                    yield f"{file}:{line}", dict(zip(names, row, strict=True))
+                line = rows.line_num + 1
+        except csv.Error as error:
+            raise InputError(f"{file}:{rows.line_num}: not {delimiter!r}-separated values: {error}") from error
 
 
 def read_parquet(file: Path, text_key: str | None) -> Rows:
@@ -128,8 +146,8 @@ READERS: dict[str, Reader] = {
     ".jsonl": read_json_lines,
     ".ndjson": read_json_lines,
     ".json": read_json,
-    ".csv": read_csv,
-    ".tsv": read_tsv,
+    ".csv": partial(read_separated, delimiter=","),
+    ".tsv": partial(read_separated, delimiter="\t"),
     ".parquet": read_parquet,
     ".arrow": read_arrow,
     ".feather": read_arrow,
@@ -147,32 +165,6 @@ def reader_of(file: Path) -> Reader | None:
         reader = READERS.get(suffixes[-2]) if len(suffixes) > 1 else None
         return None if reader in _NOT_COMPRESSED else reader
     return READERS.get(suffixes[-1]) if suffixes else None
-
-
-def _separated(file: Path, delimiter: str, text_key: str | None) -> Rows:
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    with _opened(file, newline="") as stream:
-        rows = csv.reader(stream, delimiter=delimiter, strict=True)
-        try:
-            names = next(rows, None)
-            if names is None:
-                return
-            if len(set(names)) != len(names) or not all(name.strip() for name in names):
-                got = ", ".join(map(repr, names[:12]))
-                raise InputError(f"{file}:1: the first row names the columns, each once", got=got)
-            _require_column(file, names, text_key)
-            line = rows.line_num + 1
-            for row in rows:
-                if row and len(row) != len(names):
-                    message = f"{file}:{line}: a row of another number of fields"
-                    raise InputError(message, got=len(row), allowed=len(names))
-                if any("\0" in field for field in row):
-                    raise InputError(f"{file}:{line}: a NUL byte, which text files do not hold")
-                if row:
-                    yield f"{file}:{line}", dict(zip(names, row, strict=True))
-                line = rows.line_num + 1
-        except csv.Error as error:
-            raise InputError(f"{file}:{rows.line_num}: not {delimiter!r}-separated values: {error}") from error
 
 
 class _opened:  # noqa: N801  (used as a function)

@@ -12,8 +12,9 @@ has one.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,11 +109,7 @@ class Likelihood:
 
 
 def likelihoods(
-    trained: TrainedModel,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
-    *,
-    batch: int,
-    on_pairs: Callable[[int], None] | None = None,
+    trained: TrainedModel, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], *, batch: int
 ) -> list[Likelihood]:
     """Log-probabilities of continuations after their contexts, in order. Too long contexts lose their beginning."""
     longest = (trained.positions or 10**9) + 1
@@ -127,8 +124,6 @@ def likelihoods(
                 is_greedy=bool(is_first_T.all()),
                 is_cut=len(pairs[i][0]) + len(pairs[i][1]) > longest,
             )
-        if on_pairs is not None:
-            on_pairs(len(part))
     return [found[i] for i in range(len(pairs))]
 
 
@@ -138,17 +133,11 @@ def _row(context: Sequence[int], continuation: Sequence[int], *, longest: int) -
     return Row(tokens=whole[:-1], labels=[IGNORED_LABEL] * ignored + whole[1 + ignored :])
 
 
-def evaluate_choices(
-    trained: TrainedModel,
-    questions: Sequence[ChoiceQuestion],
-    *,
-    batch: int,
-    on_pairs: Callable[[int], None] | None = None,
-) -> dict[str, Any]:
+def evaluate_choices(trained: TrainedModel, questions: Sequence[ChoiceQuestion], *, batch: int) -> dict[str, Any]:
     """Accuracy by likelihood and by likelihood per character, with their standard errors."""
     tokenizer = trained.require_tokenizer()
     pairs = [encode_pair(tokenizer, q.context, DELIMITER + choice) for q in questions for choice in q.choices]
-    found = likelihoods(trained, pairs, batch=batch, on_pairs=on_pairs)
+    found = likelihoods(trained, pairs, batch=batch)
     at, right, right_normalized, rows = 0, [], [], []
     for question in questions:
         totals = [each.total for each in found[at : at + len(question.choices)]]
@@ -171,8 +160,4 @@ def evaluate_choices(
 
 def error_of_mean(values: Sequence[float]) -> float | None:
     """Sample standard deviation over the root of the number; None for a single value."""
-    n = len(values)
-    if n < 2:
-        return None
-    mean = sum(values) / n
-    return math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1) / n)
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

@@ -11,7 +11,7 @@ window before: tokens see only their own window. Data with prompts counts only t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import Any
@@ -98,13 +98,7 @@ def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> T
 
 
 def evaluate_text(
-    trained: TrainedModel,
-    text: Text,
-    *,
-    length: int | None,
-    batch: int,
-    max_tokens: int | None,
-    on_tokens: Callable[[int], None] | None = None,
+    trained: TrainedModel, text: Text, *, length: int | None, batch: int, max_tokens: int | None
 ) -> dict[str, Any]:
     """Loss, perplexity and bits per byte of `text` with their standard errors.
 
@@ -133,8 +127,6 @@ def evaluate_text(
                 end = float(losses_T[-1]) if window.num_end_tokens else 0.0
                 of_text.add(total - end, count - window.num_end_tokens)
                 num_bytes += window.num_bytes
-            if on_tokens is not None:
-                on_tokens(sum(len(w.row.tokens) for w in part))
     if not mean.num_tokens:
         raise InputError("no token of the data can be predicted", got=text.name, allowed="documents of two tokens")
     error = mean.standard_error

@@ -43,12 +43,7 @@ def router_z_loss(logsumexp_BT: Tensor, is_token_BT: Tensor | None = None) -> Te
     return (squares_BT if is_token_BT is None else squares_BT * is_token_BT).sum()
 
 
-def attach_loss(passed: Tensor, loss: Tensor) -> Tensor:
-    """`passed` unchanged; its backward pass also adds the gradient of `loss`."""
-    return _AttachLoss.apply(passed, loss)
-
-
-class _AttachLoss(torch.autograd.Function):
+class AttachedLoss(torch.autograd.Function):
     """Passes its first argument through; its backward gives the second, a loss, the gradient 1."""
 
     @staticmethod

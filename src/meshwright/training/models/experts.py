@@ -28,7 +28,7 @@ from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
 from meshwright.kernels.linear import compiles_shapes, linear
 from meshwright.specs.model import Activation, Model, Router
 from meshwright.specs.model import Experts as ExpertsSpec
-from meshwright.training.models.balance import attach_loss, balance_loss, router_z_loss
+from meshwright.training.models.balance import AttachedLoss, balance_loss, router_z_loss
 from meshwright.training.models.feed_forward import FeedForward, GatedActivation, GatedBlock
 
 SHAPES = 8
@@ -215,7 +215,7 @@ class MixtureOfExperts(nn.Module):
             self.router.load_E += load_BE.sum(dim=0)
             if self.balance_loss or self.z_loss:
                 loss = self._losses(routing, load_BE, is_token_BT, shape=x_BTD.shape[:2])
-                weights_NC = attach_loss(weights_NC, loss * self.loss_scale)
+                weights_NC = AttachedLoss.apply(weights_NC, loss * self.loss_scale)
         aligned = self.experts.align(order_M, counts_E)
         order_P = order_M if aligned is None else aligned.order_P
         rows_PD = self.experts(permute(x_ND, order_P, top_k=experts_NC.shape[1]), counts_E, aligned)

@@ -7,6 +7,7 @@ Format: https://github.com/huggingface/safetensors#format
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,15 +39,12 @@ class TensorEntry:
 
     @property
     def num_bytes(self) -> int:
-        num = self.dtype.itemsize
-        for size in self.shape:
-            num *= size
-        return num
+        return self.dtype.itemsize * math.prod(self.shape)
 
 
-def write_file(path: Path, entries: Sequence[TensorEntry], *, metadata: dict[str, str] | None = None) -> None:
+def write_file(path: Path, entries: Sequence[TensorEntry]) -> None:
     """Write one file, holding one tensor at a time. The file is flushed to disk before this returns."""
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"} | (metadata or {})}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for entry in entries:
         end = start + entry.num_bytes
