@@ -15,7 +15,7 @@ from meshwright.accuracy.report import HEADLINE, AccuracyReport, RowReport
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.calibration.parameters import fitted
-from meshwright.report.figures import FAINT, INK, ROOMY, WIDTH, color_by, svg
+from meshwright.report.figures import FAINT, INK, ROOMY, WIDTH, alt, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.version import __version__
 
@@ -269,8 +269,6 @@ def legend(report: AccuracyReport) -> list[tuple[str, str]]:
 
 def predicted_svg(report: AccuracyReport) -> str:
     """Predicted over measured rates on logarithmic axes, one point a row, the headline rows on top."""
-    import altair as alt
-
     order = list(LEGEND)[::-1]
     points = sorted(
         (
@@ -334,8 +332,6 @@ def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
 
     The groups with most predicted rows; None when no row was predicted.
     """
-    import altair as alt
-
     rows = _quantiles(report, by)
     if not rows:
         return None

@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +24,18 @@ from meshwright.errors import InputError, printable
 from meshwright.files import write_atomically
 from meshwright.planner.rank_memory import RankMemory
 from meshwright.units import gib
+
+if TYPE_CHECKING:
+    import altair as alt
+else:
+
+    class Altair:
+        """The package, imported at its first use: it takes a third of a second, which terminal tables do not need."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(import_module("altair"), name)
+
+    alt = Altair()
 
 INK, FAINT = "#16191d", "#c8ccd2"
 """Placeholders for the page's text and line colours."""
@@ -153,8 +166,6 @@ def _narrow_texts(part: Any) -> Any:
 
 def waterfall_svg(components_s: Mapping[str, float]) -> str:
     """A step from left to right: each component begins where the one above it ends."""
-    import altair as alt
-
     shown, whole = shown_components(components_s), sum(components_s.values())
     rows = [
         row | {
@@ -175,8 +186,6 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
 
 def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> str:
     """Memory of the fullest stage as one bar, and the capacity as a line."""
-    import altair as alt
-
     rows = stacked({name: gib(size) for name, size in parts_bytes.items()}, row="reserved")
     scale = alt.Scale(domain=[0, gib(max(sum(parts_bytes.values()), capacity_bytes)) * 1.08], nice=False)
     bars = alt.Chart(alt.Data(values=rows)).mark_bar().encode(
@@ -192,8 +201,6 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
 
 def rank_memory_svg(ranks: Sequence[RankMemory]) -> str:
     """Memory of a device of every pipeline rank as a bar of parts."""
-    import altair as alt
-
     rows = [r for f in ranks for r in stacked({n: gib(size) for n, size in f.parts_bytes.items()}, rank=f.rank)]
     chart = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.8}).encode(
         x=alt.X("start:Q", title="GiB per device"), x2="end:Q", y=alt.Y("rank:O", title="pipeline rank"),
@@ -208,8 +215,6 @@ LEAST_POINTS = 48
 
 def memory_over_time_svg(found: MemoryOverTime) -> str:
     """Memory of a rank by part as areas, from the beginning of the step until half as long again as its peak."""
-    import altair as alt
-
     times = found.times_s
     end = max(1.5 * found.peak.at_s, float(times[min(LEAST_POINTS, len(times)) - 1]))
     num = int(np.searchsorted(times, end, side="right"))
@@ -235,8 +240,6 @@ def memory_over_time_svg(found: MemoryOverTime) -> str:
 
 def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, str] | None = None) -> str:
     """Bars of shares that sum to one, in the order given, with `labels` or else percentages."""
-    import altair as alt
-
     labels = labels or {name: percent(share) for name, share in shares.items()}
     rows = [{"name": n, "share": s, "text": labels[n]} for n, s in shares.items()]
     base = alt.Chart(alt.Data(values=rows)).encode(
@@ -256,8 +259,6 @@ def stacked(sizes: Mapping[str, float], **row: object) -> list[dict[str, Any]]:
 
 def color_by(field: str, colors: Mapping[str, str], present: Iterable[str] | None = None) -> Any:
     """The colour of a row by a field: of the names that are present, or of all of `colors`."""
-    import altair as alt
-
     names = [name for name in colors if present is None or name in {*present}]
     scale = alt.Scale(domain=names, range=[colors[name] for name in names])
     return alt.Color(f"{field}:N", scale=scale, legend=None)
@@ -269,8 +270,6 @@ def pareto_svg(rows: Sequence[dict[str, Any]], *, x: Any, y: Any, title: str, is
     Those on the Pareto front are joined by a line. A name that would lie on another one is left to the table.
     `is_log`: the x axis is logarithmic.
     """
-    import altair as alt
-
     base = alt.Chart(alt.Data(values=list(rows))).encode(x=x, y=y)
     color = color_by("front", {"no": "#3f78b5", "yes": "#4c9a6a"})
     line = base.transform_filter("datum.front == 'yes'").mark_line(color="#4c9a6a", strokeWidth=1.5)
@@ -306,8 +305,6 @@ def _apart(rows: Sequence[dict[str, Any]], *, width: float, is_log: bool) -> lis
 
 def bounded_scale(ends: list[float]) -> Any:
     """A logarithmic scale that ends at `ends`, outside which nothing is drawn."""
-    import altair as alt
-
     return alt.Scale(type="log", domain=ends, nice=False, clamp=True)
 
 

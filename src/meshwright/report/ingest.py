@@ -12,7 +12,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize
 from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import WIDTH, color_by, pareto_svg, svg
+from meshwright.report.figures import WIDTH, alt, color_by, pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
 from meshwright.report.training_figures import BLUE, GREEN
 from meshwright.units import format_bytes
@@ -259,8 +259,6 @@ def _tiles(found: IngestSummary) -> list[tuple[str, str, str]]:
 
 def stages_svg(found: IngestSummary) -> str:
     """Seconds of each stage for a thousand chunks, one bar for each encoding and mode."""
-    import altair as alt
-
     rows = [
         {"pass": label, "stage": stage, "order": place, "seconds": 1000 / pace.value}
         for p, label in zip(found.passes, pass_labels(found)[0], strict=True)
@@ -278,8 +276,6 @@ def stages_svg(found: IngestSummary) -> str:
 
 def recall_svg(found: IngestSummary) -> str:
     """Recall over the median latency of one query, with the Pareto front as a line."""
-    import altair as alt
-
     front = {s.name for s in found.front}
     rows = [
         {"name": s.name, "x": p50.value * 1e3, "y": recall.value, "front": "yes" if s.name in front else "no"}

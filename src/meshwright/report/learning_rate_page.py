@@ -6,7 +6,7 @@ import math
 
 from meshwright.answers.components import ComponentFamily
 from meshwright.records.rate_range import RateRange
-from meshwright.report.figures import FAINT, FAMILY_COLORS, INK, WIDTH, svg
+from meshwright.report.figures import FAINT, FAMILY_COLORS, INK, WIDTH, alt, svg
 from meshwright.report.html import PageSection, document, figure, paragraph, tiles
 from meshwright.specs.run import Run
 from meshwright.version import __version__
@@ -39,8 +39,6 @@ def learning_rate_page(found: RateRange, *, run: Run) -> str:
 
 def rate_range_svg(found: RateRange) -> str:
     """Losses as points, smoothed losses as a line, over the logarithm of the rate."""
-    import altair as alt
-
     rows = [
         {"rate": rate, "loss": loss, "smoothed": smoothed}
         for rate, loss, smoothed in zip(found.rates, found.losses, found.smoothed, strict=True)

@@ -8,7 +8,7 @@ from itertools import cycle
 from meshwright.answers.quantities import percent
 from meshwright.answers.text_table import TextTable
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
-from meshwright.report.figures import FAINT, WIDTH, color_by, svg
+from meshwright.report.figures import FAINT, WIDTH, alt, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, numbered_notes, page_table, paragraph
 from meshwright.report.overview.figures import SERIES
 from meshwright.version import __version__
@@ -98,8 +98,6 @@ def _group_name(group: ComparedGroup) -> str:
 
 def scores_svg(found: ResultComparison, colors: Mapping[str, str]) -> str:
     """Each result as a point, the fastest first, in the colour of its group."""
-    import altair as alt
-
     rows = [
         {"name": f"{r.submitter}, {_size(g)}, {r.system}", "minutes": r.score_min, "on": _group_name(g)}
         for g in found.groups

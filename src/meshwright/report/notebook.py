@@ -14,6 +14,7 @@ from meshwright.report.figures import (
     FAINT,
     INK,
     WIDTH,
+    alt,
     color_by,
     family_legend,
     memory_legend,
@@ -336,8 +337,6 @@ NEGLIGIBLE_RATIO = 0.005
 
 def ranking_svg(ranking: PlanRanking) -> str:
     """Throughput of each plan: a point, and its 80 % interval as a line."""
-    import altair as alt
-
     estimates = [(done.plan.describe(), done.step.tokens_per_s_per_device) for done in ranking]
     rows = [
         {
@@ -363,8 +362,6 @@ def ranking_svg(ranking: PlanRanking) -> str:
 
 def difference_svg(components_ms: Sequence[Difference]) -> str:
     """Milliseconds by which the second plan's components are longer (right) or shorter (left)."""
-    import altair as alt
-
     largest = sorted(components_ms, key=lambda d: -abs(d.delta))[:MAX_COMPONENTS]
     largest = [d for d in largest if abs(d.delta) >= NEGLIGIBLE_RATIO * abs(largest[0].delta)]
     rows = [

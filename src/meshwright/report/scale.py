@@ -27,7 +27,7 @@ from meshwright.planner.scaling import (
     replica_devices,
 )
 from meshwright.planner.training import price_sentence, unknown_price
-from meshwright.report.figures import FAINT, INK, WIDTH, color_by, svg
+from meshwright.report.figures import FAINT, INK, WIDTH, alt, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
 from meshwright.runfile import stated_text
 from meshwright.specs.estimate import Estimate
@@ -429,8 +429,6 @@ def efficiency_svg(curve: ScaleCurve) -> str:
 
 def days_svg(curve: ScaleCurve) -> str:
     """Days of training over devices on logarithmic axes; the thin line is perfect scaling."""
-    import altair as alt
-
     trained = [(p.num_devices, p.training) for p in curve.points if p.training is not None]
     first, days = trained[0][0], trained[0][1].productive.value / DAY_S
     series = [
@@ -451,8 +449,6 @@ def days_svg(curve: ScaleCurve) -> str:
 
 def losses_svg(curve: ScaleCurve) -> str:
     """Share of the simulated time that each kind of loss takes, over devices."""
-    import altair as alt
-
     rows = [
         {"devices": f"{p.num_devices:,}", "y": hours / 24 / p.simulation.days, "what": kind}
         for p in curve.points
@@ -488,8 +484,6 @@ def emulation_svg(emulation: Emulation) -> str:
 
 def tornado_svg(found: Sensitivity) -> str:
     """Change of the efficiency by each changed assumption."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = [
         {"what": f"{s.assumption}: {s.value}", "from": found.efficiency, "to": s.efficiency,
          "side": "better" if s.change > 0 else "worse", "text": f"{s.efficiency:.3f}"}
@@ -529,22 +523,16 @@ def _ends(steps: Sequence[dict[str, Any]], series: Sequence[dict[str, Any]]) -> 
 
 
 def _band(rows: Sequence[dict[str, Any]], ends: tuple[float, float]) -> Any:
-    import altair as alt
-
     area = alt.Chart(alt.Data(values=list(rows))).mark_area(opacity=0.15, color=BLUE)
     return area.encode(x=_devices(r["devices"] for r in rows), y=_ratio("low:Q", ends), y2="high:Q")
 
 
 def _lines(series: Sequence[dict[str, Any]], ends: tuple[float, float], colors: dict[str, str]) -> Any:
-    import altair as alt
-
     ideal = alt.Chart(alt.Data(values=[{"y": 1.0}])).mark_rule(color=FAINT).encode(y=_ratio("y:Q", ends))
     return ideal + _plot(series, _ratio("y:Q", ends), colors)
 
 
 def _plot(series: Sequence[dict[str, Any]], y: Any, colors: dict[str, str]) -> Any:
-    import altair as alt
-
     present = {row["what"] for row in series}
     domain = [name for name in colors if name in present]
     scale = alt.Scale(domain=domain, range=[colors[name] for name in domain])
@@ -557,23 +545,17 @@ def _plot(series: Sequence[dict[str, Any]], y: Any, colors: dict[str, str]) -> A
 
 def _labels(rows: Sequence[dict[str, Any]], y: Any) -> Any:
     """The value above each point; every other one where there are many."""
-    import altair as alt
-
     kept = list(rows)[:: 1 + len(rows) // MOST_LABELS]
     text = alt.Chart(alt.Data(values=kept)).mark_text(dy=-11, color=INK)
     return text.encode(x=_devices(r["devices"] for r in rows), y=y, text="text:N")
 
 
 def _devices(sizes: Iterable[int]) -> Any:
-    import altair as alt
-
     axis = alt.Axis(format=",", values=sorted(set(sizes)), labelOverlap=True)
     return alt.X("devices:Q", title="devices", scale=alt.Scale(type="log", base=2, nice=False, padding=16), axis=axis)
 
 
 def _ratio(field: str, ends: tuple[float, float]) -> Any:
-    import altair as alt
-
     scale = alt.Scale(domain=ends, nice=False, zero=False)
     return alt.Y(field, title="efficiency", scale=scale, axis=alt.Axis(format="%"))
 

@@ -15,7 +15,7 @@ from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.measurement import ValueRange
 from meshwright.records.serving import Latency, RequestStatus, ServingPoint, TokenSource, sum_known
-from meshwright.report.figures import INK, WIDTH, pareto_svg, svg
+from meshwright.report.figures import INK, WIDTH, alt, pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, paragraph, table_sections
 from meshwright.report.training_figures import BLUE, GREEN, RED
 
@@ -298,8 +298,6 @@ def _front(rows: Sequence[dict[str, Any]]) -> set[str]:
 
 def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
     """Total tokens/s of each load over output tokens per second and user, with the Pareto front as a line."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     for s in usable:
         tpot, total = s.latency("tpot_s"), s.value("total_tokens_per_s")
@@ -321,8 +319,6 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
 
 def bound_svg(usable: Sequence[LoadSummary], *, bound_s: float) -> str:
     """Best total tokens/s as a step function of the bound, for both definitions of inter-token latency."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     ends = [bound_s * 1e3]
     for definition in InterTokenDefinition:

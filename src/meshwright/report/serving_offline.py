@@ -9,7 +9,7 @@ from typing import Any
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
-from meshwright.report.figures import WIDTH, color_by, svg
+from meshwright.report.figures import WIDTH, alt, color_by, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
 from meshwright.report.serving import failures_by_kind
 from meshwright.report.training_figures import BLUE, RED
@@ -117,8 +117,6 @@ def _tiles(usable: Sequence[OfflinePoint], comparison: OfflineComparison | None)
 
 def rates_svg(usable: Sequence[OfflinePoint]) -> str:
     """Output tokens/s of each pair as bars; extrapolated rates in another colour."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     for p in usable:
         rows.append({"pair": p.pair.name, "kind": "measured", "rate": p.point.output_tokens_per_s})

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from meshwright.answers.training_run import WARM_UP_STEPS, MeasuredQuantity
-from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.figures import INK, WIDTH, alt, color_by, svg
 from meshwright.specs.estimate import Estimate
 
 BLUE, ORANGE, RED, GREEN, PURPLE = "#3f78b5", "#d98a35", "#b5525c", "#4c9a6a", "#8b6bb1"
@@ -33,8 +33,6 @@ LOSS_LEGEND = {"training": BLUE, "validation": ORANGE}
 
 def ratio_svg(rows: Sequence[MeasuredQuantity]) -> str:
     """Measured over predicted, one line a quantity: the interval as a band, the measured value as a point on it."""
-    import altair as alt
-
     known = [row for row in rows if row.predicted is not None]
     data = [_relative(row) for row in known]
     ends = [value for row in data for value in (row["low"], row["high"], row["measured"])]
@@ -96,8 +94,6 @@ def _relative(row: MeasuredQuantity) -> dict[str, Any]:
 
 def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
     """Training loss of every step and the validation loss where it was taken."""
-    import altair as alt
-
     axis = alt.Axis(minExtent=LEFT, maxExtent=LEFT, grid=True, tickCount=6)
     x = _step_axis(steps)
     y = alt.Y("median:Q", title="loss, nats per token", scale=alt.Scale(zero=False), axis=axis)
@@ -119,8 +115,6 @@ def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
 
 def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | None) -> str:
     """Step time over steps on a logarithmic axis, the predicted interval behind it, and outliers as points."""
-    import altair as alt
-
     drawn = [dict(s, kind=_kind(s)) for s in steps]
     usual = [s for s in drawn if s["kind"] == "step time"]
     median_s = float(np.median([s["step_s"] for s in usual or drawn]))
@@ -168,8 +162,6 @@ def line_svg(
     is_logarithmic: bool = False,
 ) -> str:
     """One quantity of the step log over steps, times `factor`, as a low figure."""
-    import altair as alt
-
     data = [{**p, **{k: p[k] * factor for k in ("low", "median", "high")}} for p in portions(steps, key)]
     is_logarithmic = is_logarithmic and all(p["low"] > 0 for p in data)
     ticks = _ticks([p[k] for p in data for k in ("low", "high")]) if is_logarithmic and data else alt.Undefined
@@ -217,8 +209,6 @@ def _kind(entry: Mapping[str, Any]) -> str:
 
 
 def _step_axis(steps: Sequence[Mapping[str, Any]]) -> Any:
-    import altair as alt
-
     first, last = steps[0]["step"] - 1, steps[-1]["step"]  # a run begins at 0, where the ticks are round
     return alt.X(
         "step:Q",

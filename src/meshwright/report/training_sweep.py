@@ -11,7 +11,7 @@ from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.training_summary import PredictionVerdict, Summary, contests, verdict
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import INK, WIDTH, color_by, svg
+from meshwright.report.figures import INK, WIDTH, alt, color_by, svg
 from meshwright.report.html import Endnotes, PageSection, figure, measured_page, page_table, paragraph, table_sections
 from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED
 from meshwright.units import format_bytes
@@ -190,8 +190,6 @@ def _where(s: Summary) -> str:
 def rates_svg(measured: Sequence[Summary]) -> str:
     """Tokens/s/device, one line a configuration: the predicted interval as a band, runs as dots, their median as a
     point with its interval."""
-    import altair as alt
-
     rows, dots = [], []
     for s in measured:
         found, expected = s.tokens_per_s_per_device, s.predicted_rate

@@ -17,7 +17,7 @@ from meshwright.report.comparison.tables import (
     ratios_table,
     title,
 )
-from meshwright.report.figures import INK, WIDTH, axis_end, bounded_scale, color_by, stacked, svg
+from meshwright.report.figures import INK, WIDTH, alt, axis_end, bounded_scale, color_by, stacked, svg
 from meshwright.report.html import (
     PageSection,
     document,
@@ -109,8 +109,6 @@ NEAR = 2.0
 
 def ratios_chart(mean: MeanRatio) -> Any:
     """One line a workload: ratio, interval and value; parity and the geometric mean as rules."""
-    import altair as alt
-
     low, high = _ratio_ends(mean)
     ends = [low / 1.12, high * 1.2]
     scale = bounded_scale(ends)  # an outlier stands at the end of the axis
@@ -169,8 +167,6 @@ def ratios_legend(mean: MeanRatio) -> list[tuple[str, str]]:
 
 def gap_chart(gap: Gap) -> Any:
     """Two stacked bars: microseconds of a device per token by cause."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     least = 0.08 * max(gap.before.total_s, gap.after.total_s) * 1e6  # a shorter bar has no room for its number
     for name, parts in ((gap.baseline, gap.before), (gap.other, gap.after)):

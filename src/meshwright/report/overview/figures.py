@@ -17,6 +17,7 @@ from meshwright.report.figures import (
     OUTLIER_COLOR,
     OUTLIER_LEGEND,
     WIDTH,
+    alt,
     axis_end,
     bounded_scale,
     color_by,
@@ -47,8 +48,6 @@ WIDE_LOSSES = 20.0
 
 def values_chart(named: Sequence[tuple[str, SideValue]]) -> Any:
     """One line an entry: its value with text, and the range of its samples or its interval."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     for name, value in named:
         low, high = _spread(value)
@@ -76,8 +75,6 @@ def _cut(row: dict[str, Any], key: str, *, longest: float, largest: float) -> No
 
 def _bars(base: Any, x: Any, scale: Any) -> tuple[Any, Any]:
     """Bars with their text; one that is longer than the axis has another colour."""
-    import altair as alt
-
     color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
     bars = base.mark_bar(opacity=0.75, height={"band": 0.6}).encode(x=x, color=color)
     texts = base.mark_text(align="left", dx=6, color=INK)
@@ -103,8 +100,6 @@ def _spread(value: SideValue) -> tuple[float, float]:
 
 def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
     """Training loss over tokens, one line a training, its name at its end."""
-    import altair as alt
-
     rows, ends = [], []
     for name, run in runs:
         steps = [s for s in run.steps if isinstance(s.get("loss"), int | float)]
@@ -137,8 +132,6 @@ def loss_legend(runs: Sequence[tuple[str, TrainingRun]]) -> list[tuple[str, str]
 
 def memory_chart(entries: Sequence[ReportEntry]) -> Any:
     """Memory of each entry as a bar, and its prediction as a tick."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     ticks: list[dict[str, Any]] = []
     for entry, end in zip(entries, memory_ends(entries), strict=True):
@@ -168,8 +161,6 @@ def memory_ends(entries: Sequence[ReportEntry]) -> list[float]:
 
 def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
     """Stacked bars: share of a step by kind of kernel, one a training."""
-    import altair as alt
-
     rows: list[dict[str, Any]] = []
     for name, run in runs:
         rows += stacked({c: run.record["profile"]["shares"].get(c, 0.0) for c in KERNEL_COLORS}, name=name)
@@ -189,8 +180,6 @@ def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
 
 def scaling_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Whole throughput over devices on logarithmic axes, the line of perfect scaling, efficiency as text."""
-    import altair as alt
-
     ideal = [
         {"devices": r["devices"], "rate": rows[0]["rate"] / rows[0]["devices"] * r["devices"]}
         for r in (rows[0], rows[-1])
@@ -215,8 +204,6 @@ def scaling_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
     """Measured over predicted tokens/s/device, one point an entry of `drawn_points`; the worst carry their names."""
-    import altair as alt
-
     ends = [r[k] for r in rows for k in ("measured", "predicted", "low", "high")]
     domain = [min(ends) / 1.4, max(ends) * 1.4]
     scale = alt.Scale(type="log", domain=domain, nice=False)
@@ -257,8 +244,6 @@ def drawn_points(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
 
 def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> Any:
     """Output rate over the speed that one request sees, one line a server, its loads as labels."""
-    import altair as alt
-
     rows = [{**point, "name": name} for name, points in named for point in points]
     color = color_by("name", {name: SERIES[i] for i, (name, _) in enumerate(named)})
     x = alt.X(
@@ -283,8 +268,6 @@ def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> A
 
 def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> Any:
     """USD per million tokens from the low to the high case of each assumption; the rule is the base case."""
-    import altair as alt
-
     data = [{"what": r.what, "low": r.low, "high": r.high, "left": r.low_case, "right": r.high_case} for r in rows]
     ends = [e for r in data for e in (r["low"], r["high"])]
     span = max(ends) - min(ends) or 1
@@ -330,7 +313,5 @@ def _predicted_memory(run: TrainingRun | None) -> float | None:
 
 
 def _names(rows: Sequence[Mapping[str, Any]]) -> Any:
-    import altair as alt
-
     order = list(dict.fromkeys(r["name"] for r in rows))
     return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))

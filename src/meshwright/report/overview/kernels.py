@@ -14,7 +14,7 @@ from meshwright.answers.overview.collect import RecordReport
 from meshwright.answers.overview.measured_passes import KINDS, MeasuredPass
 from meshwright.answers.quantities import percent, seconds
 from meshwright.answers.text_table import TextTable
-from meshwright.report.figures import INK, OUTLIER_COLOR, OUTLIER_LEGEND, WIDTH, axis_end
+from meshwright.report.figures import INK, OUTLIER_COLOR, OUTLIER_LEGEND, WIDTH, alt, axis_end
 from meshwright.report.timeline_blocks import Blocks, blocks_svg, windows
 from meshwright.units import format_seconds
 
@@ -65,8 +65,6 @@ def drawn_calls(found: RecordReport) -> list[tuple[str, CallRates]]:
 
 def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
     """Share of the roofline of each call as a bar, with its time and route."""
-    import altair as alt
-
     longest = _longest(calls)
     rows = [_bar(name, c, longest) for name, c in calls[:MOST_CALLS]]
     scale = alt.Scale(domain=[0, longest * 1.05], nice=False)

@@ -10,7 +10,7 @@ from meshwright.answers.sources.facts import CONTEXT, memory_rows
 from meshwright.answers.sources.study import SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
-from meshwright.report.figures import INK, ROOMY, WIDTH, bounded_scale, color_by, stacked
+from meshwright.report.figures import INK, ROOMY, WIDTH, alt, bounded_scale, color_by, stacked
 from meshwright.report.html import ReportFigure
 from meshwright.report.sources.tables import number
 
@@ -58,8 +58,6 @@ def _data(title: str, rows: Sequence[SourceRow], label: Callable[[SourceRow], st
 
 def _intervals(rows: Sequence[SourceRow], label: Callable[[SourceRow], str], *, axis: str, parity: bool = False) -> Any:
     """One line a claim: interval and value of the prediction, printed value, value of the logs."""
-    import altair as alt
-
     data, marks = [], []
     for row in rows:
         name, p = label(row), row.predicted
@@ -159,8 +157,6 @@ def _devices(row: SourceRow) -> str:
 
 
 def _table_1(found: SourceReport) -> SourceFigure:
-    import altair as alt
-
     rows = _claims(found, "scale_02", "scale_03", "scale_04", "scale_05", "scale_06")
     title = "Table 1: scaling efficiency of a 2T mixture of experts, emulated on 768 MI300X"
     data = [
@@ -193,8 +189,6 @@ def _table_1(found: SourceReport) -> SourceFigure:
 
 
 def _figure_2(found: SourceReport) -> SourceFigure:
-    import altair as alt
-
     base_row, last = _claims(found, "scale_08", "scale_09")
     first, most = base_row.claim.num_accelerators or 1, last.claim.num_accelerators or 1
     days = base_row.claim.value
@@ -250,8 +244,6 @@ def _serving(found: SourceReport) -> SourceFigure:
 
 
 def _memory(found: SourceReport) -> SourceFigure:
-    import altair as alt
-
     title = "Memory of one 288 GiB device"
     cases = memory_rows()
     rows = [row for case in cases for row in stacked(case.parts_gib, case=case.name)]
@@ -299,8 +291,6 @@ PRICED = ("mi300x", "h100", "h200", "b200")
 
 
 def _prices(found: SourceReport) -> SourceFigure:
-    import altair as alt
-
     title = "Price of a node of eight, Azure on demand, 2025-06-10"
     rows = [
         {
