@@ -55,7 +55,8 @@ def read_lora(row: CsvRow, default: Lora, notes: list[str]) -> Lora | None:
         if adapters := read_statements(row.text("notes")).value("adapters"):
             notes.append(f"notes say {adapters} of the task: its column used, {row.text('task')}")
         return None
-    said = _said(row)
+    # Only the statements on adapters are used.
+    said = read_statements("; ".join(row.text(c) for c in ("notes", "task", "model", "precision") if row.text(c)))
     ranks = {int(m.number) for m in said.mentions("lora_rank")} - {0}
     targets = _targets(said.value("lora_targets") or "")
     lora = replace(
@@ -66,11 +67,6 @@ def read_lora(row: CsvRow, default: Lora, notes: list[str]) -> Lora | None:
     )
     notes.append(f"LoRA rank {lora.rank} on {', '.join(lora.targets)}")
     return lora
-
-
-def _said(row: CsvRow) -> Statements:
-    """Statements of note, task, model and precision, of which only those on adapters are used."""
-    return read_statements("; ".join(row.text(c) for c in ("notes", "task", "model", "precision") if row.text(c)))
 
 
 def _targets(text: str) -> tuple[str, ...]:

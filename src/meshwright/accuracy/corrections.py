@@ -32,19 +32,16 @@ class RowCorrections(KernelCorrections):
         sizes = [np.broadcast_to(np.asarray(s, dtype=float), self.devices.shape) for s in shape]
         key = (kernel, bf16, *(s.tobytes() for s in sizes))
         if key not in self.known:
-            self.known[key] = self._factor(kernel, sizes, bf16=bf16)
+            found = np.ones(len(self.devices))
+            for device, corrections in self.by_device.items():
+                for number_format in np.unique(self.formats):
+                    correction = corrections.get(f"{kernel}/{'bf16' if bf16 else number_format}")
+                    rows = (self.devices == device) & (self.formats == number_format)
+                    if correction is not None and rows.any():
+                        found[rows] = correction.factor(*(s[rows] for s in sizes))
+            self.known[key] = found
         return self.known[key]
 
     def take(self, index: NDArray[np.intp]) -> RowCorrections:
         """The rows at `index`."""
         return RowCorrections(by_device=self.by_device, devices=self.devices[index], formats=self.formats[index])
-
-    def _factor(self, kernel: str, sizes: list[NDArray[np.float64]], *, bf16: bool) -> NDArray[np.float64]:
-        found = np.ones(len(self.devices))
-        for device, corrections in self.by_device.items():
-            for number_format in np.unique(self.formats):
-                correction = corrections.get(f"{kernel}/{'bf16' if bf16 else number_format}")
-                rows = (self.devices == device) & (self.formats == number_format)
-                if correction is not None and rows.any():
-                    found[rows] = correction.factor(*(s[rows] for s in sizes))
-        return found

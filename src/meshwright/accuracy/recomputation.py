@@ -68,9 +68,16 @@ def read_recompute(
     elif of_note and (of_note == "none") != (yes_or_no(text) is False):
         notes.append(f"notes say {of_note} of recomputation: its column used, {text}")
     if _OPEN_SHARE.search(text) and (share := _share_of_flops(row)) is not None:
-        return _layers_of_share(row, share, model.num_layers, notes)
+        held = model.num_layers / (row.count("pp") or 1)
+        layers = round(share * held)
+        notes.append(f"{LAYERS_OF_FLOPS}: {layers} of {held:g}")
+        if layers == 0:
+            return Recompute.NONE, (), None
+        return Recompute.FULL, (), layers if layers < held else None
     if not text:
-        text = _of_recipe(model, is_split, software)
+        stack = software.stack
+        own = own_defaults(stack.framework, stack.vintage, model.name, is_split=is_split)
+        text = software.recipe_recompute or own.get("recompute", "")
         notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
     return _from_text(row, text, model.num_layers, notes)
 
@@ -88,17 +95,6 @@ def _share_of_flops(row: CsvRow) -> float | None:
     if not model or not hardware:
         return None
     return min(max((hardware / model - 1) / _FORWARD_SHARE, 0.0), 1.0)
-
-
-def _layers_of_share(
-    row: CsvRow, share: float, num_layers: int, notes: list[str]
-) -> tuple[Recompute, tuple[str, ...], int | None]:
-    held = num_layers / (row.count("pp") or 1)
-    layers = round(share * held)
-    notes.append(f"{LAYERS_OF_FLOPS}: {layers} of {held:g}")
-    if layers == 0:
-        return Recompute.NONE, (), None
-    return Recompute.FULL, (), layers if layers < held else None
 
 
 def _is_more(of_note: str, column: str) -> bool:
@@ -146,13 +142,6 @@ def _kept_tensors(notes: str) -> str:
     modules += [] if "context" in kept else ["core_attn"]
     modules += [] if "mlpwi" in kept else ["mlp", "moe"]
     return f"selective modules={modules}"
-
-
-def _of_recipe(model: Model, is_split: bool, software: Software) -> str:
-    """Recomputation of the framework's recipe for `model`; empty where none is known."""
-    stack = software.stack
-    own = own_defaults(stack.framework, stack.vintage, model.name, is_split=is_split)
-    return software.recipe_recompute or own.get("recompute", "")
 
 
 def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]) -> int | None:

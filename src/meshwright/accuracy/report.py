@@ -140,7 +140,15 @@ def compare(
         groups=_groups(runs, known, predictions),
         rows=_row_reports(runs, predictions),
         unpredicted=dict(Counter(run.reason.value for run in runs if run.reason).most_common()),
-        memory=_memory(known, predictions),
+        memory={
+            definition: {
+                "num_rows": len(errors),
+                "median_abs_error": float(np.median(np.abs(errors))),
+                "p90_abs_error": float(np.quantile(np.abs(errors), TAIL_QUANTILE)),
+                "bias": float(np.median(errors)),
+            }
+            for definition, errors in memory_errors(known, predictions).items()
+        },
         failed=None if failed is None else _judge(failed, known, predictions, predict),
         blind=_blind(known),
     )
@@ -223,18 +231,6 @@ def subset_of(run: PublishedRun) -> str:
     if not run.is_gpu:
         return "other accelerators"
     return HEADLINE if run.quality_letter == "A" else "other quality, GPU, no sweep"
-
-
-def _memory(known: Sequence[PublishedRun], predictions: Predictions) -> dict[str, dict[str, float]]:
-    return {
-        definition: {
-            "num_rows": len(errors),
-            "median_abs_error": float(np.median(np.abs(errors))),
-            "p90_abs_error": float(np.quantile(np.abs(errors), TAIL_QUANTILE)),
-            "bias": float(np.median(errors)),
-        }
-        for definition, errors in memory_errors(known, predictions).items()
-    }
 
 
 def _judge(

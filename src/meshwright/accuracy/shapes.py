@@ -54,7 +54,9 @@ def read_model(row: CsvRow) -> Reading:
     found = next((m for m in (_named_model(_stem(name)[0]) for name in names) if m), None)
     if found is None:
         for name in names:
-            _check_supported(name)
+            for entry in published_models()["unsupported"]:
+                if re.search(entry["match"], name, re.IGNORECASE):
+                    raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, entry["why"])
         if row.text("arch").startswith("hybrid"):
             raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, "state-space or linear-attention layers")
         return _from_dimensions(row, names[0])
@@ -119,12 +121,6 @@ def _key(name: str) -> str:
     ('llama318b', 'opt1p3b')
     """
     return re.sub(r"[^a-z0-9]", "", _POINT_OF_A_SIZE.sub("p", name.lower()))
-
-
-def _check_supported(name: str) -> None:
-    for entry in published_models()["unsupported"]:
-        if re.search(entry["match"], name, re.IGNORECASE):
-            raise CannotPredictError(Reason.UNKNOWN_ARCHITECTURE, entry["why"])
 
 
 @cache

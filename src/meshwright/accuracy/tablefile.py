@@ -41,7 +41,13 @@ def read_lines(path: Path) -> TableFile:
     """The table in `path`. Raises InputError for a file that cannot be read, is empty, or is no table."""
     text = _text(path)
     if text.lstrip()[:1] in ("[", "{"):
-        return _from_json(path, text)
+        rows = list(_objects(path, text))
+        header = list(dict.fromkeys(key.strip() for _, row in rows for key in row))
+        lines = []
+        for number, row in rows:
+            cells = {key.strip(): _cell(value) for key, value in row.items()}
+            lines.append(Line(number=number, cells=[cells.get(key, "") for key in header]))
+        return TableFile(header=header, lines=lines)
     return _from_csv(path, text)
 
 
@@ -76,16 +82,6 @@ def _with_point(cell: str) -> str:
     if re.match(r"^(?:\d{1,3}(?:\.\d{3})+|\d+)(?:,\d+)? ?%?$", cell):
         return cell.replace(".", "").replace(",", ".")
     return cell
-
-
-def _from_json(path: Path, text: str) -> TableFile:
-    rows = list(_objects(path, text))
-    header = list(dict.fromkeys(key.strip() for _, row in rows for key in row))
-    lines = []
-    for number, row in rows:
-        cells = {key.strip(): _cell(value) for key, value in row.items()}
-        lines.append(Line(number=number, cells=[cells.get(key, "") for key in header]))
-    return TableFile(header=header, lines=lines)
 
 
 def _objects(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:

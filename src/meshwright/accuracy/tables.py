@@ -106,7 +106,13 @@ def tables_of(
             features = features_of(c.stack, c.accelerator, precision=c.precision)
             row = replace(row, loops_experts=1.0, fused_experts=0, host_expert_share=host_expert_share(features))
         if c.gemm_flops_per_s is not None:
-            row = _at_measured_rate(row, c.gemm_flops_per_s, keys)
+            # All arithmetic follows the clock: peaks change by the measured rate over what GEMMs reach on the device
+            # elsewhere (the prior of `gemm_ratio`). Memory and network do not.
+            usual = prior().parameters["gemm_ratio"].prior_of(keys) * row.matmul_flops_per_s
+            clock = c.gemm_flops_per_s / usual
+            row = replace(
+                row, matmul_flops_per_s=row.matmul_flops_per_s * clock, bf16_flops_per_s=row.bf16_flops_per_s * clock
+            )
         facts.append(row)
     stacked = SystemFacts.stack(facts)
     devices = np.array([f["device"] for f in factors])
@@ -131,19 +137,6 @@ def _factors(cluster: Cluster, precision: Precision, conditions: RunConditions) 
     """Keys of a run's calibrated rates; TF32 is multiplied by the units of bf16 and reaches their share of its peak."""
     factors = factors_of(cluster, precision, conditions.stack)
     return bf16_factors(factors) if conditions.tf32 else factors
-
-
-def _at_measured_rate(facts: SystemFacts, gemm_flops_per_s: float, factors: Factors) -> SystemFacts:
-    """`facts` of a system whose clock leaves `gemm_flops_per_s` to large GEMMs, as measured there.
-
-    All arithmetic follows the clock: peaks fall, or rise, by that rate over what such GEMMs reach on the device
-    elsewhere (the prior of `gemm_ratio`). Memory and network do not.
-    """
-    usual = prior().parameters["gemm_ratio"].prior_of(factors) * facts.matmul_flops_per_s
-    clock = gemm_flops_per_s / usual
-    return replace(
-        facts, matmul_flops_per_s=facts.matmul_flops_per_s * clock, bf16_flops_per_s=facts.bf16_flops_per_s * clock
-    )
 
 
 def memory_of(conditions: Sequence[RunConditions], tables: RunTables) -> MemoryTable:

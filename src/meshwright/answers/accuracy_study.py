@@ -106,18 +106,6 @@ def accuracy_study(
     """
     if failed is None and runs is None:
         failed = failed_configs_path()
-    corrections = _corrections(calibrations)
-    rows = read_runs(Path(runs or measured_runs_path()))
-    rejected = None if failed is None else read_failed(Path(failed))
-    predictor: Predict = partial(predict, corrections=corrections)
-    if leave_one_source_out:
-        predictor = _leave_one_source_out_predictor(corrections, advance)
-    report = compare(rows, predict=predictor, failed=rejected)
-    return AccuracyStudy(report=report, leave_one_source_out=leave_one_source_out)
-
-
-def _corrections(calibrations: Sequence[str | os.PathLike[str]]) -> dict[str, CorrectionsByKernel]:
-    """Efficiency corrections by accelerator, of files that `meshwright calibrate --from-tables` wrote."""
     corrections: dict[str, CorrectionsByKernel] = {}
     for path in calibrations:
         found = load(os.fspath(path))
@@ -127,7 +115,13 @@ def _corrections(calibrations: Sequence[str | os.PathLike[str]]) -> dict[str, Co
                 got=found.made, allowed="files of `meshwright calibrate --from-tables`",
             )  # fmt: skip
         corrections[found.accelerator.name] = found.corrections
-    return corrections
+    rows = read_runs(Path(runs or measured_runs_path()))
+    rejected = None if failed is None else read_failed(Path(failed))
+    predictor: Predict = partial(predict, corrections=corrections)
+    if leave_one_source_out:
+        predictor = _leave_one_source_out_predictor(corrections, advance)
+    report = compare(rows, predict=predictor, failed=rejected)
+    return AccuracyStudy(report=report, leave_one_source_out=leave_one_source_out)
 
 
 def _leave_one_source_out_predictor(

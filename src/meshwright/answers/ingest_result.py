@@ -68,9 +68,14 @@ def ingest_document(records: IngestRecords) -> dict[str, Any]:
     """All values for JSON."""
     found, sidecar = summarize(records), records.sidecar
     keys = ("documents", "encoder", "device", "software", "queries", "least_cosine", "started", "ended", "command")
+    rows = []
+    for bound in sidecar.get("bounds") or []:
+        of = [p for p in found.passes if _has(bound, p.encoding)]
+        shares = [share for p in of if (share := bound_share(p, sidecar)) is not None]
+        rows.append({**bound, "best_share": max(shares, default=None)})
     return {
         **{key: sidecar.get(key) for key in keys},
-        "bounds": _bounds(found, sidecar),
+        "bounds": rows,
         "passes": [p.document() for p in found.passes],
         "pipelined_over_sequential": found.overlaps,
         "builds": [b.document() for b in found.builds],
@@ -78,16 +83,6 @@ def ingest_document(records: IngestRecords) -> dict[str, Any]:
         "pareto_front": [s.name for s in found.front],
         "notes": notes(records),
     }  # fmt: skip
-
-
-def _bounds(found: IngestSummary, sidecar: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Bound of the encoder, and the measured share of it."""
-    rows = []
-    for bound in sidecar.get("bounds") or []:
-        of = [p for p in found.passes if _has(bound, p.encoding)]
-        shares = [share for p in of if (share := bound_share(p, sidecar)) is not None]
-        rows.append({**bound, "best_share": max(shares, default=None)})
-    return rows
 
 
 def _has(bound: Mapping[str, Any], e: ChunkEncoding) -> bool:

@@ -147,7 +147,10 @@ def model_memory(
         for stage, size in product(stages, micro_batch)
     ]
     optimizers = optimizer or list(OPTIMIZERS)[: 1 if several or offload_optimizer else None]
-    _refuse_offloading(offload, optimizers)
+    # The native engine keeps the states of other optimizers on the device.
+    staying = [name for name in optimizers if name != ADAMW]
+    if offload is not Offload.NONE and staying:
+        raise InputError("--offload-optimizer", got=", ".join(staying), allowed=f"--optimizer {ADAMW}")
     cases = [
         case
         for case in product(precision, ranks or [0], optimizers, plans, sequence_length)
@@ -165,13 +168,6 @@ def model_memory(
         rows=tuple(_row(found, *case) for case in cases),
         notes=tuple(notes),
     )
-
-
-def _refuse_offloading(offload: Offload, optimizers: Sequence[str]) -> None:
-    """Raise InputError for states that the native engine keeps on the device."""
-    staying = [name for name in optimizers if name != ADAMW]
-    if offload is not Offload.NONE and staying:
-        raise InputError("--offload-optimizer", got=", ".join(staying), allowed=f"--optimizer {ADAMW}")
 
 
 def _is_block_rounded(optimizer: str, plan: Plan) -> bool:

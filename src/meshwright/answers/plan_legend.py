@@ -29,9 +29,11 @@ def mark_of(plan: Plan) -> str:
 
 def explained(plans: Sequence[Plan], *, fixed: Sequence[str] = ()) -> list[str]:
     """A sentence for each kind of word in the short forms of `plans`; `fixed`: fields that the question holds."""
+    modules = tuple(dict.fromkeys(module for p in plans for module in p.recompute_modules))
+    named = ", ".join(f"{module} ({MODULES[module]})" for module in modules)
     found = [
         _layers(next((p.layers_per_stage for p in plans if p.pipeline > 1 and p.layers_per_stage), ())),
-        _recompute(tuple(dict.fromkeys(module for p in plans for module in p.recompute_modules))),
+        f"recompute: the backward pass computes these again: {named}" if modules else None,
         next((_order(p.axis_order) for p in plans if p.axis_order is not AxisOrder.PIPELINE_OUTERMOST), None),
         *dict.fromkeys(note_on_savings(p) for p in plans),
         *([] if "loss_chunk" in fixed else dict.fromkeys(note_on_loss(p) for p in plans)),
@@ -47,11 +49,6 @@ def _layers(layers: tuple[int, ...]) -> str | None:
     groups = [(len(list(group)), count) for count, group in groupby(layers)]
     stages = ", then ".join(f"{n} {'stage' if n == 1 else 'stages'} of {count}" for n, count in groups)
     return f"layers={listed_layers(layers)}: layers of the stages of the pipeline in their order: {stages}"
-
-
-def _recompute(modules: tuple[str, ...]) -> str | None:
-    named = ", ".join(f"{module} ({MODULES[module]})" for module in modules)
-    return f"recompute: the backward pass computes these again: {named}" if modules else None
 
 
 def _order(order: AxisOrder) -> str:

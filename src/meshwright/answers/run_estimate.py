@@ -133,13 +133,18 @@ def estimate_run(run: Run) -> RunEstimate:
     warnings = require_legal(request, plan)
     estimate = estimate_plan(request, plan)
     require_fit(request, estimate)
+    notes = [line for line in (note_on_labels(run),) if line is not None]
+    notes += notes_on_parts(request, estimate.plan)
+    notes += notes_on_idle_switches(request, estimate.plan)
+    notes += notes_on_host_memory(request, estimate.plan)
+    notes += notes_on_fit(estimate)
     return RunEstimate(
         run=run,
         request=request,
         estimate=estimate,
         economics=economics_of(run, request, estimate),
         chosen=chosen,
-        notes=(*of_engine, *warnings, *_notes(run, request, estimate)),
+        notes=(*of_engine, *warnings, *(notes + notes_on_software(request))),
     )
 
 
@@ -169,15 +174,6 @@ def require_fit(request: PlanRequest, estimate: PlanEstimate) -> None:
         f"of which a plan may reserve {gib(memory.usable_bytes):.1f}",
         hint=f"of these GiB, {parts}; `meshwright plan` finds plans that fit",
     )
-
-
-def _notes(run: Run, request: PlanRequest, estimate: PlanEstimate) -> list[str]:
-    notes = [line for line in (note_on_labels(run),) if line is not None]
-    notes += notes_on_parts(request, estimate.plan)
-    notes += notes_on_idle_switches(request, estimate.plan)
-    notes += notes_on_host_memory(request, estimate.plan)
-    notes += notes_on_fit(estimate)
-    return notes + notes_on_software(request)
 
 
 def notes_on_fit(estimate: PlanEstimate) -> list[str]:

@@ -53,13 +53,7 @@ class ServingCalibrationResult(Result):
             for metric, e in self.calibration.errors.items()
         ]  # fmt: skip
         headings = ("error of", "rows", "fitted, median", "held out, median", "held out, p90")
-        return [
-            TextTable(title="", headings=headings, rows=errors),
-            TextTable(title="", headings=("constant", "of the published", "known within"), rows=self._constants()),
-        ]
-
-    def _constants(self) -> list[tuple[str, str, str]]:
-        """Constants whose interval the records made narrower; the others keep the prior's."""
+        # Constants whose interval the records made narrower; the others keep the prior's.
         found, server = self.calibration.constants, self.calibration.engine.server
         place = {key: i for i, key in enumerate(found.keys)}
         rows = []
@@ -70,7 +64,10 @@ class ServingCalibrationResult(Result):
             sd = math.sqrt(found.covariance[i, i])
             if sd < KNOWN * UNPUBLISHED_SD:
                 rows.append((prior.name, f"x {math.exp(found.values[i]):.3g}", f"x {math.exp(sd):.2f}"))
-        return rows
+        return [
+            TextTable(title="", headings=headings, rows=errors),
+            TextTable(title="", headings=("constant", "of the published", "known within"), rows=rows),
+        ]
 
 
 def serving_calibration(

@@ -54,11 +54,6 @@ def read_mixtral(c: ConfigKeys) -> Model:
     return decoder(c, _mistral_attention(c), experts=experts, theta=1e6, epsilon=1e-5)
 
 
-def _qwen2_attention(c: ConfigKeys) -> Attention:
-    attention = grouped_attention(c, bias=True, kv_heads=32)
-    return _qwen_windows(replace(attention, output_bias=False), c)
-
-
 def _qwen_windows(attention: Attention, c: ConfigKeys, *, everywhere: bool = False) -> Attention:
     """Windows behind a flag, after `max_window_layers`; in Qwen3's mixtures `everywhere`, without regard to
     other keys."""
@@ -78,7 +73,8 @@ def _qwen_windows(attention: Attention, c: ConfigKeys, *, everywhere: bool = Fal
 
 
 def read_qwen2(c: ConfigKeys) -> Model:
-    return decoder(c, _qwen2_attention(c))
+    attention = grouped_attention(c, bias=True, kv_heads=32)
+    return decoder(c, _qwen_windows(replace(attention, output_bias=False), c))
 
 
 def _qwen_experts(c: ConfigKeys, *, shared_width: int = 0, shared_gate: bool = False) -> Experts:

@@ -60,7 +60,15 @@ def _part(name: str, *, fabric_name: str | None, own: CatalogEntry | None) -> Cl
 
 def joined(parts: tuple[Cluster, ...]) -> Cluster:
     """Return the cluster of several parts. Raises InputError when they cannot train together."""
-    _check(parts)
+    first, *others = parts
+    for other in others:
+        one, two = first.accelerator.vendor, other.accelerator.vendor
+        if one != two:
+            raise InputError(
+                "parts of a cluster must have the same vendor",
+                got=f"{first.name}: {one}, {other.name}: {two}",
+                hint="plan each part by itself",
+            )
     slowest = slowest_part(parts)
     return Cluster(
         name=SEPARATOR.join(part.name for part in parts),
@@ -86,18 +94,6 @@ def smallest_part(parts: tuple[Cluster, ...]) -> Cluster:
 def _bf16(accelerator: Accelerator) -> float:
     peaks = accelerator.peak_flops_per_s
     return peaks.get("bf16", min(peaks.values()))
-
-
-def _check(parts: tuple[Cluster, ...]) -> None:
-    first, *others = parts
-    for other in others:
-        one, two = first.accelerator.vendor, other.accelerator.vendor
-        if one != two:
-            raise InputError(
-                "parts of a cluster must have the same vendor",
-                got=f"{first.name}: {one}, {other.name}: {two}",
-                hint="plan each part by itself",
-            )
 
 
 def _common_accelerator(parts: tuple[Cluster, ...], slowest: Accelerator) -> Accelerator:

@@ -384,19 +384,15 @@ def read_gemma4(c: ConfigKeys) -> Model:
     )
 
 
-def _gemma4_windows(c: ConfigKeys) -> list[bool]:
-    """For each layer True if it has a window. The last has none; its entry in `layer_types` has no effect."""
+def _gemma4_attention(c: ConfigKeys) -> Attention:
+    # The last layer has no window; its entry in `layer_types` has no effect.
     num_layers, types = c.count("num_hidden_layers"), c.items("layer_types")
     if types is None:
         types = [list(_GEMMA4_KINDS)[(index + 1) % 6 == 0] for index in range(num_layers)]
     if len(types) != num_layers or any(kind not in list(_GEMMA4_KINDS) for kind in types):
         allowed = f"{num_layers} of {', '.join(_GEMMA4_KINDS)}"
         raise InputError(f"{c.name}: layer_types", got=f"{len(types)} entries", allowed=allowed)
-    return [*(_GEMMA4_KINDS[kind] for kind in types[:-1]), False]
-
-
-def _gemma4_attention(c: ConfigKeys) -> Attention:
-    windowed = _gemma4_windows(c)
+    windowed = [*(_GEMMA4_KINDS[kind] for kind in types[:-1]), False]
     attention = grouped_attention(c, bias=c.flag("attention_bias", False), head_dim=256, kv_heads=4)
     attention, window = normalized(attention), c.count("sliding_window", 512)
     full = _gemma4_full_layers(c, attention, windowed)

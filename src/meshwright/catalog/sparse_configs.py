@@ -90,13 +90,14 @@ def read_deepseek_v4(c: ConfigKeys) -> Model:
         is_trained=False,
     )
     window = c.count("sliding_window", 128)
+    share = c.number("partial_rotary_factor", 64 / 512)
     attention = Attention(
         kind=AttentionKind.SHARED,
         num_heads=c.count("num_attention_heads"),
         num_kv_heads=1,
         head_dim=head_dim,
         query_lora_rank=c.count("q_lora_rank", 1024),
-        rope_head_dim=_rope_width(c, head_dim),
+        rope_head_dim=min(c.count("qk_rope_head_dim", max(int(head_dim * share), 1)), head_dim),
         window=window,
         num_windowed_layers=num_layers,
         sinks=True,
@@ -109,11 +110,6 @@ def read_deepseek_v4(c: ConfigKeys) -> Model:
     return replace(
         model, num_mtp_layers=c.count("num_nextn_predict_layers", 1, minimum=0), residual_streams=c.count("hc_mult", 4)
     )
-
-
-def _rope_width(c: ConfigKeys, head_dim: int) -> int:
-    share = c.number("partial_rotary_factor", 64 / 512)
-    return min(c.count("qk_rope_head_dim", max(int(head_dim * share), 1)), head_dim)
 
 
 def _strides(c: ConfigKeys, num_layers: int) -> tuple[tuple[int, ...], int]:

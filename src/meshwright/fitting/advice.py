@@ -10,7 +10,7 @@ corrections that record the shapes at which they are read, and again with each o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -98,14 +98,9 @@ def advise(run: Run) -> Advice:
         run=run.name,
         step=step,
         sd=math.log(step.high / step.value) / Z80,
-        candidates=tuple(sorted(_needed(candidates), key=lambda c: -c.gain)),
+        candidates=tuple(sorted((c for c in candidates if c.step_share > LEAST_STEP_SHARE), key=lambda c: -c.gain)),
         others=estimate.uncertainty,
     )
-
-
-def _needed(candidates: Iterable[KernelCandidate]) -> list[KernelCandidate]:
-    """The candidates that the plan's step depends on."""
-    return [c for c in candidates if c.step_share > LEAST_STEP_SHARE]
 
 
 def _noted(correction: EfficiencyCorrection, *, slow: Shape | None = None) -> _Noted:

@@ -67,7 +67,12 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
     device = _one_device(files)
     rows = [row for file in files for row in file.measured]
     of = rows_by_family(rows, threads=0)
-    _check_families(of, files)
+    for needed in (PointFamily.GEMM, PointFamily.MEMORY):
+        if not of[needed]:
+            raise InputError(
+                f"the records hold no {needed} measurement", got=str(files[0].path),
+                hint=f"meshwright bench device --families {needed} --resume",
+            )  # fmt: skip
     found = _fit(device, of)
     kernels = _assemble(files, device, rows, found)
     steps = in_windows(of[PointFamily.TRAINING])
@@ -78,15 +83,6 @@ def calibrate(files: Sequence[Records]) -> DeviceCalibration:
         return kernels
     errors = {**found.errors, PointFamily.TRAINING: errors_of(fit.leave_one_out, fit.before)}
     return replace(fit.device, details={**kernels.details, "errors": _errors_document(errors)})
-
-
-def _check_families(of: RowsByFamily, files: Sequence[Records]) -> None:
-    for needed in (PointFamily.GEMM, PointFamily.MEMORY):
-        if not of[needed]:
-            raise InputError(
-                f"the records hold no {needed} measurement", got=str(files[0].path),
-                hint=f"meshwright bench device --families {needed} --resume",
-            )  # fmt: skip
 
 
 def _fit(device: Mapping[str, Any], of: RowsByFamily) -> KernelFits:
@@ -113,6 +109,8 @@ def _assemble(
     accelerator = found.rates.accelerator
     collectives = [r for r in rows if r.point.family is PointFamily.COLLECTIVES and not r.point.threads]
     fabric, of_fabric = fit_fabric(accelerator, device, collectives)
+    sidecar = files[-1].sidecar
+    torch = sidecar["software"].get("torch", "?")
     return DeviceCalibration(
         accelerator=accelerator,
         fabric=fabric,
@@ -126,7 +124,7 @@ def _assemble(
             count: _with_threads(accelerator, rows, threads=count, kernel_s=found.rates.kernel_s)
             for count in {row.point.threads for row in rows} - {0}
         },
-        made=_made(files, num_points=len(rows)),
+        made=f"{len(rows)} measurements of {sidecar['device']['name']}, PyTorch {torch}, {sidecar['started'][:10]}",
         details={
             "device": device,
             "records": [_origin(file) for file in files],
@@ -185,12 +183,6 @@ def _one_device(files: Sequence[Records]) -> Mapping[str, Any]:
 
 def _errors_document(errors: Mapping[PointFamily, Any]) -> dict[str, Any]:
     return {family.value: vars(found) for family, found in errors.items()}
-
-
-def _made(files: Sequence[Records], *, num_points: int) -> str:
-    sidecar = files[-1].sidecar
-    torch = sidecar["software"].get("torch", "?")
-    return f"{num_points} measurements of {sidecar['device']['name']}, PyTorch {torch}, {sidecar['started'][:10]}"
 
 
 def _origin(file: Records) -> dict[str, Any]:

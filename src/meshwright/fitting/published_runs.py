@@ -103,11 +103,13 @@ def make_problem(
     bf16 = columns("gemm_ratio", tables.bf16_factors)
     tokens = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices
     rates = np.array([r.tokens_per_s_per_device for r in runs], dtype=float)
+    sources = [r.source_key for r in runs]
+    counts = {s: sources.count(s) for s in set(sources)}
     return FitProblem(
         tables=tables,
         log_measured=np.log(tokens / rates),
         noise=np.hypot([NOISE.get(r.quality_letter, NOISE["B"]) for r in runs], MODEL_ERROR),
-        share=_shares(runs),
+        share=np.array([min(1.0, EFFECTIVE_ROWS / counts[s]) for s in sources]),
         source=np.array([r.source_key for r in runs]),
         is_moe=np.asarray(tables.model.num_moe_layers) > 0,
         is_sweep=np.array([r.is_sweep for r in runs]),
@@ -118,12 +120,6 @@ def make_problem(
         prior_etas=calibration.etas(tables.factors),
         prior_bf16_eta=calibration.etas(tables.bf16_factors)["gemm_ratio"],
     )
-
-
-def _shares(runs: Sequence[PublishedRun]) -> NDArray[np.float64]:
-    sources = [r.source_key for r in runs]
-    counts = {s: sources.count(s) for s in set(sources)}
-    return np.array([min(1.0, EFFECTIVE_ROWS / counts[s]) for s in sources])
 
 
 def etas_at(problem: FitProblem, calibration: Calibration, beta: NDArray[np.float64]) -> tuple[Etas, Etas]:

@@ -102,7 +102,14 @@ def calibrate_from_tables(device: str, *, framework: str) -> DeviceCalibration:
         correction, error = _fit_correction(shapes, AXES[PointFamily(family)])
         corrections |= {f"{family}/{kernel}/{number_format}": correction for kernel in LIKE[PointFamily(family)]}
         errors[name] = errors_of(error, shapes.log_ratios)
-        used[name] = _provenance(source, shapes)
+        used[name] = {
+            "file": source.file,
+            "sha256": source.sha256,
+            "framework": f"{source.framework} {source.version}",
+            "num_rows": len(shapes.seconds),
+            "utilisation": round(shapes.utilisation, 4),
+            "notes": list(shapes.notes),
+        }
     devices_per_node = catalog.usual_devices_per_node(accelerator.name)
     made = f"{package.name} {package.version}, {table.framework} {table.version} on {accelerator.name}"
     return DeviceCalibration(
@@ -140,17 +147,6 @@ def _measured(
         shapes = _attention(rows, accelerator)
         if shapes is not None:
             yield f"attention/{BF16}", shapes, rows
-
-
-def _provenance(table: KernelTable, shapes: Shapes) -> dict[str, Any]:
-    return {
-        "file": table.file,
-        "sha256": table.sha256,
-        "framework": f"{table.framework} {table.version}",
-        "num_rows": len(shapes.seconds),
-        "utilisation": round(shapes.utilisation, 4),
-        "notes": list(shapes.notes),
-    }
 
 
 # --- from rows to shapes ---

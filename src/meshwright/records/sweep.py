@@ -87,7 +87,11 @@ def configurations(
     keys = [sweep.key for sweep in sweeps]
     if len(set(keys)) < len(keys):
         raise InputError("--sweep names a key twice", got=next(k for k in keys if keys.count(k) > 1))
-    names = _names(paths)
+    texts = [os.fspath(path) for path in paths]
+    if len(set(texts)) < len(texts):
+        raise InputError("a run file is named twice", got=next(t for t in texts if texts.count(t) > 1))
+    stems = [Path(text).stem for text in texts]
+    names = {t: stem if stems.count(stem) == 1 else t for t, stem in zip(texts, stems, strict=True)}
     combinations: list[tuple[str, ...]] = [()]
     for sweep in sweeps:
         combinations = [(*c, f"{sweep.key}={value}") for c in combinations for value in sweep.values]
@@ -104,15 +108,6 @@ def configurations(
     if len(errors) == len(found):
         raise errors[0]
     return found
-
-
-def _names(paths: Sequence[str | os.PathLike[str]]) -> dict[str, str]:
-    """Name of each run file: its stem, or its path where two have the same stem."""
-    texts = [os.fspath(path) for path in paths]
-    if len(set(texts)) < len(texts):
-        raise InputError("a run file is named twice", got=next(t for t in texts if texts.count(t) > 1))
-    stems = [Path(text).stem for text in texts]
-    return {t: stem if stems.count(stem) == 1 else t for t, stem in zip(texts, stems, strict=True)}
 
 
 def _configuration(

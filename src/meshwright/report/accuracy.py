@@ -63,7 +63,7 @@ def rows_table(report: AccuracyReport) -> TextTable:
         rows=[
             (
                 row.run.id,
-                *(_rate(value) for value in (row.predicted, row.low, row.high, row.measured)),
+                *(rate(value) if isfinite(value) else "" for value in (row.predicted, row.low, row.high, row.measured)),
                 _signed(row.signed_error),
                 row.run.reason,
             )
@@ -136,10 +136,6 @@ def _signed(ratio: float) -> str:
     return f"{100 * ratio:+z.1f} %" if isfinite(ratio) else ""
 
 
-def _rate(tokens_per_s: float) -> str:
-    return rate(tokens_per_s) if isfinite(tokens_per_s) else ""
-
-
 # --- the page ---
 
 
@@ -166,19 +162,15 @@ def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False,
     sections = [_rows(report, command), _subsets(report)]
     sections += [_groups(report, kind, command) for kind in report.groups if kind != "subset"]
     sections += [_section(shown) for shown in remaining_tables(report)]
-    return document(
-        title=LEAVE_ONE_OUT_TITLE if leave_one_source_out else TITLE,
-        lead=_lead(report, leave_one_source_out=leave_one_source_out),
-        sections=sections,
-        footer=f"Meshwright {__version__}. Measurements as their sources published them. {command}",
-    )
-
-
-def _lead(report: AccuracyReport, *, leave_one_source_out: bool) -> str:
     m = report.headline or report.summary
     of = HEADLINE if report.headline else "all rows"
     text = _LEAVE_ONE_OUT if leave_one_source_out else _FITTED.format(version=fitted().made)
-    return paragraph(text, css_class="lead") + tiles(_key_figures(m, of))
+    return document(
+        title=LEAVE_ONE_OUT_TITLE if leave_one_source_out else TITLE,
+        lead=paragraph(text, css_class="lead") + tiles(_key_figures(m, of)),
+        sections=sections,
+        footer=f"Meshwright {__version__}. Measurements as their sources published them. {command}",
+    )
 
 
 def _key_figures(m: Metrics, of: str) -> list[tuple[str, str, str]]:
@@ -281,7 +273,8 @@ def predicted_svg(report: AccuracyReport) -> str:
     ends = [min(rates) / 1.5, max(rates) * 1.5]
     line = [{"x": e, "y": e, "low": e * (1 - NEAR), "high": e * (1 + NEAR)} for e in ends]
     scale = alt.Scale(type="log", domain=ends, nice=False)
-    axis = alt.Axis(format="~s", values=_decades(ends), grid=True)
+    first, last = (int(np.floor(np.log10(end))) for end in ends)
+    axis = alt.Axis(format="~s", values=[10.0**k for k in range(first + 1, last + 1)], grid=True)
 
     def x(field: str) -> alt.X:
         return alt.X(field, type="quantitative", scale=scale, axis=axis, title="measured tokens/s per device")
@@ -332,7 +325,11 @@ def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
 
     The groups with most predicted rows; None when no row was predicted.
     """
-    rows = _quantiles(report, by)
+    errors: Mapping[str, list[float]] = defaultdict(list)
+    for row in _comparable(report):
+        errors[row.run.groups[by]].append(row.signed_error)
+    largest = sorted(errors.items(), key=lambda item: (-len(item[1]), item[0]))[:MAX_GROUPS]
+    rows = [_quantile_row(f"{group} ({len(values):,})", values) for group, values in largest]
     if not rows:
         return None
     scale = alt.Scale(domain=[-1, MAX_ERROR], clamp=True, nice=False)
@@ -347,20 +344,6 @@ def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
     median = base.mark_tick(color=INK, thickness=2, size=14).encode(x=alt.X("median:Q", scale=scale))
     chart = alt.layer(exact, whole, middle, median).properties(width=WIDTH, height={"step": 20})
     return svg(chart, title=f"Error of the predicted rate by {by}")
-
-
-def _decades(ends: Sequence[float]) -> list[float]:
-    """The powers of ten between two rates."""
-    first, last = (int(np.floor(np.log10(end))) for end in ends)
-    return [10.0**k for k in range(first + 1, last + 1)]
-
-
-def _quantiles(report: AccuracyReport, by: str) -> list[dict[str, Any]]:
-    errors: Mapping[str, list[float]] = defaultdict(list)
-    for row in _comparable(report):
-        errors[row.run.groups[by]].append(row.signed_error)
-    largest = sorted(errors.items(), key=lambda item: (-len(item[1]), item[0]))[:MAX_GROUPS]
-    return [_quantile_row(f"{group} ({len(values):,})", values) for group, values in largest]
 
 
 def _quantile_row(group: str, errors: Sequence[float]) -> dict[str, Any]:

@@ -46,13 +46,18 @@ def estimate_page(done: RunEstimate, *, command: str = "") -> str:
     """The whole page of `done`. `command` is the command line that makes it."""
     notes, sources = Endnotes(), sources_of(done.request, done.economics)
     lead = _lead(done, notes, sources)
+    size = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
+    try:
+        text = pinned_text(done.run, done.plan)
+    except InputError:  # a file with aliases cannot be rewritten
+        text = done.run.text
     sections = [
         _step(done, notes, sources, command),
         *_timeline(done, command),
         _memory(done, notes, sources, command),
         _uncertainty(done, notes, sources, command),
         _economics(done, notes, sources),
-        _run_file(done),
+        PageSection(title="The run file, with the plan pinned", parts=[paragraph(size), f"<pre>{escape(text)}</pre>"]),
     ]
     # The notes come last: making the sections above numbers them.
     sections.append(PageSection(title="Sources", parts=[notes.html()]))
@@ -251,14 +256,3 @@ def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSourc
     title, headings = "The whole training", ("", "value", "interval")
     shown = table(headings, rows, name=title, text_columns=headings[2:])
     return PageSection(title=title, parts=[paragraph(text, marks=marks), shown])
-
-
-def _run_file(done: RunEstimate) -> PageSection:
-    size = f"{rate(done.run.tokens_per_step)} tokens a step on {done.request.num_devices} devices."
-    try:
-        text = pinned_text(done.run, done.plan)
-    except InputError:  # a file with aliases cannot be rewritten
-        text = done.run.text
-    return PageSection(
-        title="The run file, with the plan pinned", parts=[paragraph(size), f"<pre>{escape(text)}</pre>"]
-    )

@@ -283,19 +283,6 @@ def _tiles(usable: Sequence[LoadSummary], bound_s: float) -> list[tuple[str, str
     return shown
 
 
-def _front(rows: Sequence[dict[str, Any]]) -> set[str]:
-    """Names of the loads without failures that no other such load beats in both throughput and interactivity."""
-    whole = [row for row in rows if not row["failed"]]
-    return {
-        row["name"]
-        for row in whole
-        if not any(
-            other["x"] >= row["x"] and other["y"] >= row["y"] and (other["x"], other["y"]) != (row["x"], row["y"])
-            for other in whole
-        )
-    }
-
-
 def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
     """Total tokens/s of each load over output tokens per second and user, with the Pareto front as a line."""
     rows: list[dict[str, Any]] = []
@@ -308,7 +295,15 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
                     "failed": bool(s.errors),
                 }
             )  # fmt: skip
-    front = _front(rows)
+    whole = [row for row in rows if not row["failed"]]
+    front = {
+        row["name"]
+        for row in whole
+        if not any(
+            other["x"] >= row["x"] and other["y"] >= row["y"] and (other["x"], other["y"]) != (row["x"], row["y"])
+            for other in whole
+        )
+    }
     for row in rows:
         row["front"] = "yes" if row["name"] in front else "no"
     title = "output tokens/s of one user (1 / median time per token)"

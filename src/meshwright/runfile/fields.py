@@ -5,7 +5,7 @@ The type of a field gives the type of the value. Marks of `specs.limits` in it g
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache, partial, reduce
@@ -99,10 +99,6 @@ def checked(hint: Any) -> Any:
         return GenericAlias(dict, tuple(map(checked, parts)))
     if is_dataclass(hint):
         return Annotated[section_of(hint), AfterValidator(partial(built, hint))]  # pyright: ignore
-    return _checked_value(hint)
-
-
-def _checked_value(hint: Any) -> Any:
     if hint is str:
         return Text
     if hint is int:
@@ -142,7 +138,13 @@ def _one_of(parts: Sequence[Any], may_be_none: bool) -> Any:
     kinds: list[Any] = [checked(part) for part in parts]
     if len(kinds) > 1:
         choices = (Annotated[kind, Tag(tag)] for kind, tag in zip(kinds, tags, strict=True))
-        kinds = [Annotated[reduce(or_, choices), Discriminator(_kind(tags, mark))]]
+
+        def tag_of(value: object) -> str:
+            if isinstance(value, dict) and _MAPPING in tags:
+                return _VARIANT if mark is not None and mark in value else _MAPPING
+            return _NUMBER if _NUMBER in tags and not isinstance(value, str) else _WORD
+
+        kinds = [Annotated[reduce(or_, choices), Discriminator(tag_of)]]
     return kinds[0] | None if may_be_none else kinds[0]
 
 
@@ -151,14 +153,3 @@ def _tag(part: Any) -> str:
     origin = get_origin(kind) or kind
     is_mapping = is_dataclass(kind) or (isinstance(origin, type) and issubclass(origin, Mapping | RunFileSection))
     return _MAPPING if is_mapping else _NUMBER if kind is int else _WORD
-
-
-def _kind(tags: Sequence[str], mark: str | None) -> Callable[[object], str]:
-    """Return the function that finds the tag of a value; `mark` is a key that only a variant has."""
-
-    def tag_of(value: object) -> str:
-        if isinstance(value, dict) and _MAPPING in tags:
-            return _VARIANT if mark is not None and mark in value else _MAPPING
-        return _NUMBER if _NUMBER in tags and not isinstance(value, str) else _WORD
-
-    return tag_of

@@ -11,7 +11,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.runfile.problems import BelowError
 from meshwright.runfile.schema import InlineModel, ModelVariant
 from meshwright.runfile.validate import validated
-from meshwright.specs.model import Attention, AttentionKind, Experts, Model, Rope, RopeScaling
+from meshwright.specs.model import Attention, AttentionKind, Model, Rope, RopeScaling
 from meshwright.specs.model_parts import (
     full_layer_problems,
     linear_problems,
@@ -42,7 +42,14 @@ def inline_model(given: InlineModel) -> Model:
         _refuse_rope(getattr(given, key), key=key)
     model = replace(same_fields(Model, given), attention=_inline_attention(given))
     if x is not None:
-        _refuse_experts(x)
+        if x.top_k > x.num_experts:
+            raise BelowError("experts.top_k", f"is more than num_experts ({x.num_experts})", got=x.top_k)
+        if x.num_groups and x.num_experts % x.num_groups:
+            raise BelowError("experts.num_groups", f"does not divide num_experts ({x.num_experts})")
+        if x.groups_per_token > x.num_groups:
+            raise BelowError("experts.groups_per_token", "is more than num_groups", got=x.groups_per_token)
+        if x.own_norms and x.num_dense_layers:
+            raise BelowError("experts.own_norms", "needs experts in all layers", got=x.num_dense_layers)
     if problems := list(pattern_problems(model)):
         raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
     if problems := list(sparse_problems(model)):
@@ -101,17 +108,6 @@ def _inline_attention(given: InlineModel) -> Attention:
         raise BelowError("attention.kv_lora_rank", "is missing: latent attention (mla) needs it")
     head_dim = a.head_dim or given.hidden // a.num_heads
     return replace(same_fields(Attention, a), num_kv_heads=num_kv_heads, head_dim=head_dim)
-
-
-def _refuse_experts(given: Experts) -> None:
-    if given.top_k > given.num_experts:
-        raise BelowError("experts.top_k", f"is more than num_experts ({given.num_experts})", got=given.top_k)
-    if given.num_groups and given.num_experts % given.num_groups:
-        raise BelowError("experts.num_groups", f"does not divide num_experts ({given.num_experts})")
-    if given.groups_per_token > given.num_groups:
-        raise BelowError("experts.groups_per_token", "is more than num_groups", got=given.groups_per_token)
-    if given.own_norms and given.num_dense_layers:
-        raise BelowError("experts.own_norms", "needs experts in all layers", got=given.num_dense_layers)
 
 
 def catalogue_name(section: dict[str, Any]) -> str | None:

@@ -467,7 +467,11 @@ def _refuse_train(file: schema.RunFile, document: RunFileDocument) -> None:
     if train.steps is not None and warmup > train.steps:
         raise BelowError("steps", f"is less than optimizer.warmup_steps ({warmup})", got=train.steps)
     if train.evaluate is not None:
-        _require_source(train.evaluate.best_by, file.data)
+        names = [specs.MEAN, *file.data.validation_names]
+        if train.evaluate.best_by not in names:
+            raise BelowError(
+                "evaluate.best_by", "is no validation source", got=train.evaluate.best_by, allowed=", ".join(names)
+            )
     if train.checkpoint is not None and train.checkpoint.keep_best and train.evaluate is None:
         hint = "set train.evaluate, whose validation loss decides"
         raise BelowError("checkpoint.keep_best", "is set, but nothing is evaluated", hint=hint)
@@ -485,13 +489,6 @@ def _data(section: schema.DataSection) -> specs.Data:
         if source.path == specs.SYNTHETIC:
             raise BelowError(f"source.{name}", "random tokens are no part of a mixture", got=source.path)
     return same_fields(specs.Data, section)
-
-
-def _require_source(name: str, data: specs.Data) -> None:
-    """Refuse a name of `train.evaluate.best_by` that no validation source has."""
-    names = [specs.MEAN, *data.validation_names]
-    if name not in names:
-        raise BelowError("evaluate.best_by", "is no validation source", got=name, allowed=", ".join(names))
 
 
 def _plan(

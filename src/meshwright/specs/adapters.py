@@ -110,7 +110,8 @@ def _blocks(model: Model) -> Iterator[tuple[float, Widths]]:
     dense = model.num_dense_layers / model.num_layers
     if model.layer_pattern:
         dense = model.share_of(BlockKind.FEED_FORWARD)
-    yield dense, _feed_forward_widths(model)
+    h, f = model.hidden, model.ffn_hidden
+    yield dense, {"gate": ((h, f),) if model.gated_ffn else (), "up": ((h, f),), "down": ((f, h),)}
     attention, full = model.share_of(BlockKind.ATTENTION) - model.linear_share, model.attention.full_layers
     if full is None:
         yield attention, _attention_widths(model)
@@ -120,12 +121,6 @@ def _blocks(model: Model) -> Iterator[tuple[float, Widths]]:
     other = replace(model.attention, head_dim=full.head_dim, num_kv_heads=full.num_kv_heads)
     widths = _attention_widths(replace(model, attention=other))
     yield 1 - windowed, widths | ({"value": (), QKV: ()} if full.shares_values else {})
-
-
-def _feed_forward_widths(model: Model) -> Widths:
-    """(inputs, outputs) of the matrices of a dense feed-forward block."""
-    h, f = model.hidden, model.ffn_hidden
-    return {"gate": ((h, f),) if model.gated_ffn else (), "up": ((h, f),), "down": ((f, h),)}
 
 
 def _attention_widths(model: Model) -> Widths:

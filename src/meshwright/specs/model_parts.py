@@ -257,16 +257,11 @@ def pattern_problems(model: Model) -> Iterator[str]:
         "experts.num_dense_layers, for layers - say it": model.experts and model.experts.num_dense_layers,
         "windows": model.num_windowed_layers,
     }
-    yield from _module_problems(model)
-    yield from (f"a hybrid by layer_pattern has no {name}" for name, value in absent.items() if value)
-
-
-def _module_problems(model: Model) -> Iterator[str]:
-    """Prediction modules of a hybrid: blocks of kinds that its layers have."""
     if model.num_mtp_layers and not model.mtp_pattern:
         yield "num_mtp_layers of a hybrid needs mtp_pattern, which says what a prediction module holds"
     if other := sorted(set(model.mtp_pattern) - set(model.layer_pattern)):
         yield f"mtp_pattern names {', '.join(map(repr, other))}, which layer_pattern does not have"
+    yield from (f"a hybrid by layer_pattern has no {name}" for name, value in absent.items() if value)
 
 
 def linear_problems(model: Model) -> Iterator[str]:

@@ -62,7 +62,7 @@ def open_side(item: str, *, read_run: Callable[[Path], Run]) -> Side:
     if path.is_file() and path.suffix not in (".yaml", ".yml"):
         folder = path.parent
         raise InputError("a record is named by its folder", got=rest, hint=f"name {folder}")
-    if path.suffix in (".yaml", ".yml") or _ships(rest):
+    if path.suffix in (".yaml", ".yml") or rest in run_file_names():
         return estimate_side(path, name=name or path.stem, read_run=read_run)
     raise InputError(
         "neither a folder of records, nor a run file, nor a published figure", got=item,
@@ -143,7 +143,3 @@ def _median(same: Sequence[SideValue], *, workload: str) -> SideValue:
 def _listed(texts: Sequence[str], *, most: int = 3) -> str:
     once = list(dict.fromkeys(t for t in texts if t))
     return "; ".join(once[:most]) + (f"; and {len(once) - most} more" if len(once) > most else "")
-
-
-def _ships(name: str) -> bool:
-    return name in run_file_names()

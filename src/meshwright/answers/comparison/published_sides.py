@@ -26,6 +26,7 @@ from meshwright.catalog.lookup import Claim, all_claims, claim
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_results
 from meshwright.errors import InputError
 from meshwright.inference.points import PublishedPoint, Quantity, read_points, shipped_points_path
+from meshwright.mlperf.compare import accelerator_name
 from meshwright.specs.run import Run
 
 _CLAIM_METRICS = {"tokens_per_s_per_gpu": THROUGHPUT, "time_to_train": TIME_TO_TRAIN}
@@ -172,8 +173,9 @@ def mlperf_side(pattern: str, *, name: str) -> Side:
             allowed=", ".join(f"@{n}" for n in sizes[mixed]), hint=f"mlperf:{text}@{sizes[mixed][0]}",
         )  # fmt: skip
     listed = ", ".join(r.name for r in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    names = (f"{r.num_accelerators or '?'} x {accelerator_name(r.accelerator)}" for r in found)
     facts = {
-        "hardware": _hardware(found), "software": "not in the logs",
+        "hardware": ", ".join(dict.fromkeys(names)), "software": "not in the logs",
         "date": ", ".join(f"MLPerf Training v{r}" for r in sorted({r.round for r in found})),
         "command": f"meshwright mlperf compare --round {found[0].round}", "file": listed,
         "statistic": f"olympic mean of each set; mean over {len(found)} sets" if len(found) > 1 else "olympic mean",
@@ -186,16 +188,8 @@ def mlperf_side(pattern: str, *, name: str) -> Side:
     return Side(name=name or short, kind="MLPerf results", values=values, facts=facts)
 
 
-def _hardware(found: list[MLPerfResult]) -> str:
-    from meshwright.mlperf.compare import accelerator_name
-
-    names = (f"{r.num_accelerators or '?'} x {accelerator_name(r.accelerator)}" for r in found)
-    return ", ".join(dict.fromkeys(names))
-
-
 def _submitted(benchmark: str, sets: list[MLPerfResult]) -> SideValue:
     """One set with its runs as samples, or several with one sample each."""
-    from meshwright.mlperf.compare import accelerator_name
 
     def joined(texts: list[str]) -> str:
         return ", ".join(dict.fromkeys(t for t in texts if t))

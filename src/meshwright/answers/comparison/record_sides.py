@@ -81,7 +81,9 @@ def record_folders(where: Path) -> dict[Path, str]:
                 continue
             below.append((entry.path, is_inside))
         pending += reversed(below)
-    return _outermost(found)
+    # Trainings that a sweep holds in folders of its own are lines of its `trainings.csv`.
+    sweeps = {path for path, mark in found.items() if mark == trainings.CSV_NAME}
+    return {p: mark for p, mark in found.items() if p in sweeps or not sweeps & set(p.parents)}
 
 
 def _mark(name: str) -> str | None:
@@ -91,26 +93,16 @@ def _mark(name: str) -> str | None:
     return RESULTS if fnmatch(name, RESULTS) else None
 
 
-def _outermost(found: Mapping[Path, str]) -> dict[Path, str]:
-    """Without the trainings that a sweep holds in folders of its own: their lines are in `trainings.csv`."""
-    sweeps = {path for path, mark in found.items() if mark == trainings.CSV_NAME}
-    return {p: mark for p, mark in found.items() if p in sweeps or not sweeps & set(p.parents)}
-
-
 def read_side(folder: Path, mark: str, *, name: str) -> Side:
     """The side of one record. Raises InputError with file and field where it is damaged."""
     with faults_named(folder / mark):
-        return _read(folder, mark, name=name)
-
-
-def _read(folder: Path, mark: str, *, name: str) -> Side:
-    if mark == LOST:
-        next(folder.iterdir())  # fails and says why
-    if mark == RESULTS:
-        return _mlperf_side(folder, name=name)
-    if mark == offline.NAME:
-        return _offline_side(folder / offline.NAME, name=name)
-    return _READERS[mark](folder, name)
+        if mark == LOST:
+            next(folder.iterdir())  # fails and says why
+        if mark == RESULTS:
+            return _mlperf_side(folder, name=name)
+        if mark == offline.NAME:
+            return _offline_side(folder / offline.NAME, name=name)
+        return _READERS[mark](folder, name)
 
 
 @contextmanager

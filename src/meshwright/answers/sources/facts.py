@@ -79,11 +79,16 @@ class MemoryCase:
 
 def memory_rows() -> list[MemoryCase]:
     """The cases of the documents, in their order."""
+    printed = claim("s65_14").value
     return [
         _served("405B, FP4, one session of 8 K", "llama3.1-405b", "fp4", "fp8", SHORT_CONTEXT, 1),
         _served("70B, 16 bits, two of 128 K", "llama3.1-70b", "bf16", "bf16", CONTEXT, 2),
         _served("70B, FP8, two of 128 K", "llama3.1-70b", "fp8", "fp8", CONTEXT, 2),
-        _parameters(),
+        MemoryCase(
+            name="570 B parameters, FP4",
+            parts_gib={"weights": printed * MXFP4_BYTES / GIB},
+            how="17/32 bytes each: nothing is left for a cache or the engine",
+        ),
         _adapters(),
     ]
 
@@ -103,14 +108,6 @@ def _served(name: str, model: str, precision: str, cache: str, context: int, num
             "kept back": (best.device.total - best.device.weights - best.device.cache) / GIB,
         },
         how=f"{best.max_sessions} sessions of {context:,} tokens fit",
-    )  # fmt: skip
-
-
-def _parameters() -> MemoryCase:
-    printed = claim("s65_14").value
-    return MemoryCase(
-        name="570 B parameters, FP4", parts_gib={"weights": printed * MXFP4_BYTES / GIB},
-        how="17/32 bytes each: nothing is left for a cache or the engine",
     )  # fmt: skip
 
 

@@ -414,7 +414,7 @@ def _cost(found: RecordReport) -> ReportSection | None:
     varied = sensitivities(value, found.terms)
     figures = ()
     if varied:
-        base = usd_per_million(*_first_price(value, found))
+        base = usd_per_million(*(hour_prices(value.conditions.get("accelerator", ""), found.terms)[0][0], value.value))
         table = sensitivity_table(cheapest.name, varied)
         figures = (ReportFigure(title=table.title, data=table, chart=draw.sensitivity_chart(varied, base_usd=base)),)
     text = (
@@ -424,10 +424,6 @@ def _cost(found: RecordReport) -> ReportSection | None:
     return ReportSection(
         title="Cost", text=text, tables=(cost_table(rows, missing=missing),), figures=figures, is_wide=True
     )
-
-
-def _first_price(value: Any, found: RecordReport) -> tuple[Any, float]:
-    return hour_prices(value.conditions.get("accelerator", ""), found.terms)[0][0], value.value
 
 
 def _by_workload(found: RecordReport) -> ReportSection | None:

@@ -57,6 +57,14 @@ def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:
         f"{request.precision.name}, engine {request.engine}. {_extent(scored)}"
         + "".join(f" {line[0].upper()}{line[1:]}." for line in setup_lines(request, scored.plans[0].plan))
     )
+    simulated = sum(p.is_simulated for p in scored)
+    piped = sum(p.plan.pipeline > 1 for p in scored)
+    texts = [
+        "Intervals hold four cases of five. A plan is on the front if no listed plan is both faster and smaller.",
+        f"{simulated:,} of {piped:,} plans with a pipeline have the step time of their event graph; the others have "
+        "a step time of the closed form, which treats all stages alike.",
+        calibration_sentence(scored.request),
+    ]
     return document(
         title=f"Plans of {request.model.name} on {run.cluster_name}",
         lead=paragraph(about, css_class="lead") + _tiles(scored),
@@ -66,7 +74,7 @@ def plan_page(scored: ScoredPlans, *, run: Run, command: str = "") -> str:
             ),
             PageSection(title="Two plans", parts=[_asset("compare.html")], is_wide=True),
             PageSection(title="Plans", parts=[_table(scored)], is_wide=True),
-            PageSection(title="What the numbers rest on", parts=_notes(scored), is_wide=True),
+            PageSection(title="What the numbers rest on", parts=[paragraph(text) for text in texts], is_wide=True),
         ],
         footer=f"Meshwright {__version__}. Estimates, not measurements. {command}",
         style=_asset("page.css"),
@@ -197,15 +205,3 @@ def _table(scored: ScoredPlans) -> str:
         for p in scored.plans[:STATIC_ROWS]
     ]  # fmt: skip
     return f'<div id="list">{table(HEADINGS, rows, name="Scored plans", text_columns=("bound by",))}</div>'
-
-
-def _notes(scored: ScoredPlans) -> list[str]:
-    simulated = sum(p.is_simulated for p in scored)
-    piped = sum(p.plan.pipeline > 1 for p in scored)
-    texts = [
-        "Intervals hold four cases of five. A plan is on the front if no listed plan is both faster and smaller.",
-        f"{simulated:,} of {piped:,} plans with a pipeline have the step time of their event graph; the others have "
-        "a step time of the closed form, which treats all stages alike.",
-        calibration_sentence(scored.request),
-    ]
-    return [paragraph(text) for text in texts]
