@@ -25,7 +25,6 @@ from meshwright.answers.text_table import TextTable, unbroken
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.report.figures import FAINT, INK, svg
-from meshwright.report.style import STYLE
 from meshwright.version import __version__
 
 LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")
@@ -107,7 +106,7 @@ def document(
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{style}</style></head>"
+        f"<title>{escape(title)}</title><style>{_style_sheet('page.css')}{style}</style></head>"
         f"<body>{skip}<main><header><h1>{escape(title)}</h1>{lead}</header>{contents}"
         f'<div class="sections" id="content">{body}</div>'
         f"<footer>{escape(footer)}</footer></main>{data}{scripts}</body></html>\n"
@@ -147,6 +146,12 @@ def table_sections(*tables: TextTable) -> list[PageSection]:
 def asset(package: str, name: str) -> str:
     """A file of a page beside the code that draws it: its script, its styles, parts of it."""
     return files(package).joinpath(name).read_text(encoding="utf-8")
+
+
+@cache
+def _style_sheet(name: str) -> str:
+    """A style sheet with the placeholder colours of figures, which it replaces by the page's."""
+    return asset("meshwright.report", name).replace("INK", INK).replace("FAINT", FAINT)
 
 
 def _section(number: int, section: PageSection) -> str:
@@ -324,31 +329,7 @@ def write_page(text: str, *, path: str | os.PathLike[str]) -> None:
         ) from None
 
 
-FRAGMENT_STYLE = f"""
-.meshwright {{ font-family: system-ui, "Segoe UI", sans-serif; max-width: 62rem; line-height: 1.45 }}
-.meshwright h4 {{ margin: .2rem 0 .3rem; font-size: 1.05rem }}
-.meshwright caption {{ text-align: left; padding: .6rem 0 .2rem; font-weight: 600 }}
-.meshwright p {{ margin: .2rem 0 .6rem; opacity: .75; font-size: .9rem }}
-.meshwright table {{ border-collapse: collapse; margin: .3rem 0; font-size: .88rem }}
-.meshwright th, .meshwright td {{ padding: .2rem 1rem .2rem 0; text-align: right;
-  border-bottom: 1px solid rgba(128, 128, 128, .35); font-variant-numeric: tabular-nums }}
-.meshwright th:first-child, .meshwright td:first-child, .meshwright .text {{ text-align: left }}
-.meshwright .tiles {{ display: flex; flex-wrap: wrap; gap: .7rem }}
-.meshwright .tile {{ background: rgba(128, 128, 128, .12); border-radius: .4rem; padding: .5rem .8rem }}
-.meshwright .tile b {{ display: block; font-size: 1.15rem }}
-.meshwright .tile span {{ display: block; opacity: .75; font-size: .78rem }}
-.meshwright figure {{ margin: .6rem 0 }}
-.meshwright svg {{ max-width: 100%; height: auto; overflow: visible }}
-.meshwright svg [fill="{INK}"] {{ fill: currentColor }} .meshwright svg [stroke="{INK}"] {{ stroke: currentColor }}
-.meshwright svg [stroke="{FAINT}"] {{ stroke: rgba(128, 128, 128, .35) }}
-.meshwright .legend span {{ margin-right: 1rem; font-size: .82rem }}
-.meshwright .legend i {{ display: inline-block; width: .8em; height: .8em; margin-right: .4em }}
-"""
-
-
 def fragment(title: str, parts: Iterable[str], *, lead: str = "") -> str:
     """Return the HTML of one result. `title` and `lead` are text, `parts` are HTML."""
-    below = paragraph(lead) if lead else ""
-    return (
-        f'<div class="meshwright"><style>{FRAGMENT_STYLE}</style><h4>{escape(title)}</h4>{below}{"".join(parts)}</div>'
-    )
+    style, below = _style_sheet("fragment.css"), paragraph(lead) if lead else ""
+    return f'<div class="meshwright"><style>{style}</style><h4>{escape(title)}</h4>{below}{"".join(parts)}</div>'
