@@ -5,6 +5,7 @@ A claim is predicted, reproduced, explained, used as input, or not yet answered,
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from functools import cache
@@ -40,8 +41,6 @@ class Claim:
 @cache
 def all_claims() -> tuple[Claim, ...]:
     """All claims, in the order of the documents."""
-    import csv
-
     with (DATA / "claims.csv").open(encoding="utf-8", newline="") as file:
         return tuple(_claim(row) for row in csv.DictReader(file))
 

@@ -21,6 +21,7 @@ are those of the Hugging Face hub whose config.json has its shapes; their names 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -186,7 +187,5 @@ def normal_name(name: str) -> str:
 
 
 def _natural(name: str) -> tuple[tuple[int, float, str], ...]:
-    import re
-
     parts = re.findall(r"\d+(?:\.\d+)?|\D+", name)
     return tuple((0, float(p), "") if p[0].isdigit() else (1, 0.0, p) for p in parts)

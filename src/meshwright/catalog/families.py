@@ -14,7 +14,7 @@ from typing import Any
 from meshwright.catalog import family_configs as configs
 from meshwright.catalog import family_shapes as shapes
 from meshwright.catalog import family_tensors as tensors
-from meshwright.catalog import linear_configs, parallel_configs, planned_configs, sparse_configs
+from meshwright.catalog import linear_configs, planned_configs, sparse_configs
 from meshwright.catalog.config_keys import ConfigKeys
 from meshwright.catalog.family_tensors import FusedTensor
 from meshwright.specs.model import Experts, Model
@@ -91,12 +91,12 @@ _NOT_TRAINED = (
     ("NemotronForCausalLM", "nemotron", planned_configs.read_nemotron, _SHAPES),
     ("Starcoder2ForCausalLM", "starcoder2", planned_configs.read_starcoder2, _SHAPES),
     ("Llama4ForCausalLM", "llama4_text", planned_configs.read_llama4, _SHAPES),
-    ("CohereForCausalLM", "cohere", parallel_configs.read_cohere, _SHAPES),
-    ("Cohere2ForCausalLM", "cohere2", parallel_configs.read_cohere2, _SHAPES),
-    ("FalconForCausalLM", "falcon", parallel_configs.read_falcon, _SHAPES),
-    ("GPTNeoXForCausalLM", "gpt_neox", parallel_configs.read_gpt_neox, _SHAPES),
-    ("GPTJForCausalLM", "gptj", parallel_configs.read_gptj, _SHAPES),
-    ("PhiForCausalLM", "phi", parallel_configs.read_phi, _SHAPES),
+    ("CohereForCausalLM", "cohere", planned_configs.read_cohere, _SHAPES),
+    ("Cohere2ForCausalLM", "cohere2", planned_configs.read_cohere2, _SHAPES),
+    ("FalconForCausalLM", "falcon", planned_configs.read_falcon, _SHAPES),
+    ("GPTNeoXForCausalLM", "gpt_neox", planned_configs.read_gpt_neox, _SHAPES),
+    ("GPTJForCausalLM", "gptj", planned_configs.read_gptj, _SHAPES),
+    ("PhiForCausalLM", "phi", planned_configs.read_phi, _SHAPES),
 )  # fmt: skip
 """Architecture, type, reader, and the reason why Meshwright does not train it."""
 

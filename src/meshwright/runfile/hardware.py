@@ -141,7 +141,14 @@ def with_hardware(
         )
         stated.append(f"{format_bytes(accelerator.memory_bytes)} of memory a device")
     if host_memory is not None:
-        size = _host_memory(host_memory)
+        try:
+            size = parse_memory(host_memory)
+        except ValueError:
+            size = 0
+        if not 0 < size <= MAX_HOST_BYTES:
+            raise BelowError(
+                "host_memory", "is no size of a host's memory", got=host_memory, allowed="as in 2TB or 1024GiB"
+            )
         cluster = replace(cluster, host_memory_bytes=size)
         stated.append(f"{format_bytes(size)} of memory a host")
     states_network = network is not None or oversubscription is not None
@@ -197,16 +204,6 @@ def _memory(text: str, accelerator: Accelerator) -> int:
             allowed=f"above 0, to {format_bytes(accelerator.memory_bytes)}",
             hint=_larger_hint(accelerator, stated),
         )
-    return stated
-
-
-def _host_memory(text: str) -> int:
-    try:
-        stated = parse_memory(text)
-    except ValueError:
-        stated = 0
-    if not 0 < stated <= MAX_HOST_BYTES:
-        raise BelowError("host_memory", "is no size of a host's memory", got=text, allowed="as in 2TB or 1024GiB")
     return stated
 
 

@@ -11,14 +11,8 @@ from meshwright.errors import MeshwrightError
 from meshwright.runfile.problems import BelowError
 from meshwright.runfile.schema import InlineModel, ModelVariant
 from meshwright.runfile.validate import validated
+from meshwright.specs import model_parts
 from meshwright.specs.model import Attention, AttentionKind, Model, Rope, RopeScaling
-from meshwright.specs.model_parts import (
-    full_layer_problems,
-    linear_problems,
-    parallel_problems,
-    pattern_problems,
-    sparse_problems,
-)
 
 T = TypeVar("T")
 
@@ -50,15 +44,15 @@ def inline_model(given: InlineModel) -> Model:
             raise BelowError("experts.groups_per_token", "is more than num_groups", got=x.groups_per_token)
         if x.own_norms and x.num_dense_layers:
             raise BelowError("experts.own_norms", "needs experts in all layers", got=x.num_dense_layers)
-    if problems := list(pattern_problems(model)):
+    if problems := list(model_parts.pattern_problems(model)):
         raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
-    if problems := list(sparse_problems(model)):
+    if problems := list(model_parts.sparse_problems(model)):
         raise BelowError("attention", "; ".join(problems), got=None)
-    if problems := list(full_layer_problems(model)):
+    if problems := list(model_parts.full_layer_problems(model)):
         raise BelowError("attention.full_layers", "; ".join(problems))
-    if problems := list(linear_problems(model)):
+    if problems := list(model_parts.linear_problems(model)):
         raise BelowError("linear_attention", "; ".join(problems))
-    if problems := list(parallel_problems(model)):
+    if problems := list(model_parts.parallel_problems(model)):
         raise BelowError("parallel_norms", "; ".join(problems), got=model.parallel_norms)
     return model
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from meshwright.calibration import device as device_calibration
 from meshwright.catalog import lookup as catalog
+from meshwright.catalog import stacks
 from meshwright.catalog.engines import ANY, refuse_engine
 from meshwright.catalog.entries import CatalogEntry
 from meshwright.catalog.joint_clusters import names_device
@@ -391,8 +392,6 @@ def _refuse_batch(global_batch: int, micro: int) -> None:
 
 
 def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
-    from meshwright.catalog import stacks
-
     if file.stack is not None and file.stack.framework is not None:
         return stacks.stack_facts(file.stack.framework).name
     vendor = cluster.accelerator.vendor if cluster else ""
@@ -400,8 +399,6 @@ def _framework(file: schema.RunFile, cluster: Cluster | None) -> str:
 
 
 def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model: Model) -> Stack:
-    from meshwright.catalog import stacks
-
     given = file.stack or schema.StackSection()
     if given.compiles is False and file.train.compile:
         raise BelowError("compiles", "is false, but train.compile is true", got=False, hint="leave one of both out")
