@@ -63,7 +63,8 @@ class LazyCommand(click.Command):
         try:
             function = self.function()
         finally:
-            gc.freeze()
+            if not gc.get_freeze_count():  # once a process: what is frozen is never collected
+                gc.freeze()
             gc.enable()
         return ctx.invoke(function, **options)
 
