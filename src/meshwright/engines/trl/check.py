@@ -59,7 +59,7 @@ def _shapes(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason=f"no family of transformers has the layers of {run.model.name}")
     if weights_of(run) is None:
         reason = f"TRL trains published weights, and none of these shapes are known for {run.model.name}"
-        yield Unsupported(key="weights", reason=reason, hint="--set weights=OWNER/NAME, or a folder")
+        yield Unsupported(key="model", reason=reason, hint="--set weights=OWNER/NAME, or a folder")
 
 
 def _training(run: Run) -> Iterator[Unsupported]:

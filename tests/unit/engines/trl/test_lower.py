@@ -120,7 +120,7 @@ def test_data_are_named_in_the_words_of_its_script(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "key"),
     [
-        ({"model": "qwen3-30b-a3b"}, "model.experts"), ({"model": {"base": "llama3.1-8b", "num_layers": 8}}, "weights"),
+        ({"model": "qwen3-30b-a3b"}, "model.experts"), ({"model": {"base": "llama3.1-8b", "num_layers": 8}}, "model"),
         ({"precision": "fp32"}, "precision"), ({"optimizer": {"states": "int8"}}, "optimizer.states"),
         ({"optimizer": {"schedule": "cosine_with_restarts"}}, "optimizer.final_ratio"),
         ({"optimizer": {"schedule": "wsd", "decay_shape": "exponential"}}, "optimizer.decay_shape"),
