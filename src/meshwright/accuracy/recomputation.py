@@ -180,6 +180,7 @@ _SHARE = re.compile(
 _PARTS = {"half": 2, "third": 3, "quarter": 4}
 _ANSWERED_NO = re.compile(
     r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|null|false|off|no)\b"
+    r"|^ ?(?:zero|0(?: of \d+)? layers?) (?:activation )?re ?comp"
 )
 _POLICY = re.compile(r"policy[=: ]*([\w ]+)")
 

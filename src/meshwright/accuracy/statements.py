@@ -120,6 +120,10 @@ _SPELLINGS = (
     (r"\bw/o\b|\bw\\o\b", "without"),
     (r"\bw/ ?(?=\w)", "with "),
     (r"n't\b", " not"),
+    (r"[\u2705\u2713\u2714\u2611]", " on"),
+    (r"[\u274c\u2717\u2718\u2612]", " off"),
+    (r"\b(act|grad)\.(?= (?:ckpt|check|accum|re))", r"\1"),
+    (r"(?<=\w)\.json\b", ""),
     (r"\b(vs|eg|e\.g|i\.e|incl|excl|approx|resp|wrt|cf)\.", r"\1"),
     (r"(?<=\d)x(?=[a-z])", " x "),
     (r"(?:^|(?<=\s))--?(?=[a-z])", "; "),  # options of a command line
@@ -245,8 +249,8 @@ def _settled(text: str, found: list[Mention]) -> list[Mention]:
     for i, m in enumerate(found):
         is_of_a_tensor = grammar.tensor_before.search(text[: m.start]) or grammar.tensor_behind.match(text[m.end :])
         is_of_gemms = any(o.switch == "narrow_gemms" and o.start <= m.start and m.end <= o.end for o in found)
-        if m.switch == "precision" and is_of_a_tensor and not is_of_gemms:
-            answers[i] = (Polarity.OPEN, None)
+        if m.switch == "precision" and (is_of_a_tensor or is_of_gemms):
+            answers[i] = (None if is_of_gemms else Polarity.OPEN, None)
     result: list[Polarity | None] = [
         before if before is Polarity.OPEN else after or before for before, after in answers
     ]
