@@ -6,31 +6,12 @@ import re
 from dataclasses import replace
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.shipped import wordings
 from meshwright.accuracy.statements import Statements, read_statements
 from meshwright.specs.model import QKV, BaseFormat, Lora
 
 _SPLIT = ("query", "key", "value")
 _ALL = (*_SPLIT, "output", "gate", "up", "down")
-_TARGETS = (
-    (r"all ?linear|target linear|all (?:matrices|projections)", _ALL),
-    (r"qkvo", ("query", "key", "value", "output")),
-    (r"(?:linear )?qkv|wqkv|c attn", (QKV,)),
-    (r"qv", ("query", "value")),
-    (r"attention|attn", ("query", "key", "value", "output")),
-    (r"mlps?|ffns?|feed ?forward", ("gate", "up", "down")),
-    (r"gate up|(?:linear )?fc1", ("gate", "up")),
-    (r"q|wq|query|queries", ("query",)),
-    (r"k|wk|keys?", ("key",)),
-    (r"v|wv|values?", ("value",)),
-    (r"o|wo|out|output|linear proj", ("output",)),
-    (r"gate|w1", ("gate",)),
-    (r"up|w3", ("up",)),
-    (r"down|w2|(?:linear )?fc2", ("down",)),
-)  # fmt: skip
-"""Names of matrices in options and tables (peft, torchtune, Megatron-LM) -> targets of an adapter."""
-_TARGET = re.compile(
-    rf"(?<!\w)(?:{'|'.join(f'(?P<t{i}>{names})' for i, (names, _) in enumerate(_TARGETS))})(?= ?proj|[ ,/+&;\])]|$)"
-)
 _BASE_ONLY = re.compile(r"q-?lora|(?:bnb[- ])?nf-?4|(?:int-?|uint-?)[48]\b|[48][- ]?bits?\b", re.IGNORECASE)
 """Beginnings of a precision cell that can only mean the frozen base of adapters."""
 
@@ -71,7 +52,10 @@ def read_lora(row: CsvRow, default: Lora, notes: list[str]) -> Lora | None:
 
 def _targets(text: str) -> tuple[str, ...]:
     """Adapted matrices that `text` names, in the order of a layer; query, key and value apart where one is alone."""
-    found = {t for m in _TARGET.finditer(text) for t in _TARGETS[int((m.lastgroup or "t0")[1:])][1]}
+    listed = wordings()["lora_target"]
+    names = "|".join(f"(?P<t{i}>{entry['say']})" for i, entry in enumerate(listed))
+    matches = re.finditer(rf"(?<!\w)(?:{names})(?= ?proj|[ ,/+&;\])]|$)", text)
+    found = {t for m in matches for t in listed[int((m.lastgroup or "t0")[1:])]["targets"]}
     if found & {*_SPLIT} and QKV in found:
         found |= {*_SPLIT}
     if found & {*_SPLIT}:

@@ -13,22 +13,10 @@ from pathlib import Path
 
 from meshwright.accuracy.csvfile import Column, CsvRow
 from meshwright.accuracy.rates import RATE_COLUMNS, rate_unit
-from meshwright.accuracy.shipped import shipped_columns
+from meshwright.accuracy.shipped import column_names, shipped_columns
 from meshwright.accuracy.statements import read_statements
 from meshwright.accuracy.tablefile import read_lines
-from meshwright.files import toml_table
 from meshwright.runfile.synonyms import key_for
-
-_TABLES = toml_table(Path(__file__).with_suffix(".toml"))
-_COLUMNS = {
-    **{name: Column(name=ours) for ours, names in _TABLES["names"].items() for name in names},
-    **{
-        name: Column(name=ours, scale=unit["factor"])
-        for ours, unit in _TABLES["scaled"].items()
-        for name in unit["names"]
-    },
-}
-"""Names of other tables -> columns."""
 
 _RATIOS = {"mfu": "mfu_pct", "hfu": "hfu_pct"}
 """Names without a unit: a column without a value above 1 is a share, any other one percent."""
@@ -128,10 +116,14 @@ def _of_word(word: str) -> Column | None:
         return Column(name=_RATIOS[word], is_ratio=True)
     if word in shipped_columns() and word != PRINTED_RATE:
         return Column(name=word)
-    if word in _COLUMNS:
-        return _COLUMNS[word]
+    for entry in column_names()["scaled"]:
+        if word in entry["names"]:
+            return Column(name=entry["column"], scale=entry["factor"])
+    for ours, names in column_names()["names"].items():
+        if word in names:
+            return Column(name=ours)
     if unit := rate_unit(word):
         ours = "tok_s_gpu_best" if (unit.amount, unit.owner) == ("tokens", "device") else unit.column
         return Column(name=ours, scale=unit.scale)
-    ours = None if word in _AMBIGUOUS else _TABLES["keys"].get(key_for(word) or "")
+    ours = None if word in _AMBIGUOUS else column_names()["keys"].get(key_for(word) or "")
     return Column(name=ours) if ours in shipped_columns() else None

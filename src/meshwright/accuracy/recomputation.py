@@ -6,6 +6,7 @@ import re
 from fractions import Fraction
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.shipped import wordings
 from meshwright.accuracy.software import Software, own_defaults
 from meshwright.accuracy.statements import Clause, Mention, Polarity, read_statements
 from meshwright.accuracy.wording import stated, yes_or_no
@@ -14,30 +15,6 @@ from meshwright.specs.plan import Recompute
 
 NO_RECOMPUTATION = "no recomputation"
 """The note on rows that do not state it."""
-
-_MODULES = (
-    (r"core[_ ]?attn|core[_ ]?attention", "core_attention"),
-    (r"(?:layer|rms|input|pre|post)[_ ]?norms?\b|\bnorms?\b|\bln\b", "norm"),
-    (r"moe[_ ]act|\bact\b|\bactivation\b|activation function|swiglu|silu|gelu", "activation"),
-    (r"mla[_ ]up[_ ]proj", "mla_up_projection"),
-    (r"\bmlp\b|except_mlp|feed ?forward|\bffn\b", "mlp"),
-    (r"\bmoe\b(?! act)|(?<!shared )\bexperts\b", "moe"),
-    (r"shared[_ ]experts?", "shared_experts"),
-)
-"""Patterns of the modules that selective recomputation names."""
-
-_QKV_KEPT = ("norm", "activation", "core_attention", "mlp", "moe")
-_POLICIES = (
-    (r"qkv_proj_offloaded|save_qkv_proj", _QKV_KEPT, "keeps queries, keys and values"),
-    (r"per-op sac|toml default|\bop\b", ("norm", "activation", "alternate_matmuls"), "torchtitan's selective op"),
-    (r"minimal", ("norm", "activation"), "keeps every GEMM output"),
-    (r"dots?_with_no_batch|dots_saveable|checkpoint_dots", ("norm", "activation", "core_attention"),
-     "keeps the outputs of projections"),
-    (r"save_out_proj", _QKV_KEPT, "keeps the outputs of attention"),
-    (r"save_dot_with_context_except_mlp", ("norm", "activation", "mlp", "moe"), "keeps GEMMs outside of the MLP"),
-    (r"save_dot_except_mlp", _QKV_KEPT, "keeps projections of attention"),
-)  # fmt: skip
-"""Named policies, their nearest modules, and a description."""
 
 _WHOLE_LAYERS = (
     r"custom|full|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
@@ -111,15 +88,15 @@ def _from_text(
         return Recompute.NONE, (), None
     if answer is False:
         return Recompute.NONE, (), None
-    names_parts = re.search(r"selective|policy", text) or any(re.search(p, text) for p, _ in _MODULES)
+    names_parts = re.search(r"selective|policy", text) or bool(_modules(text))
     if (answer and not names_parts) or re.match(_WHOLE_LAYERS, text):
         return Recompute.FULL, (), _recomputed_layers(row, text, num_layers, notes)
     text = _FILLERS.sub("", text)
-    for pattern, modules, meaning in _POLICIES:
-        if re.search(pattern, text):
-            notes.append(f"recomputation '{text}' ({meaning}) read as {', '.join(modules)}")
-            return Recompute.SELECTIVE, modules, None
-    modules = tuple(module for pattern, module in _MODULES if re.search(pattern, text))
+    for policy in wordings()["recompute_policy"]:
+        if re.search(policy["say"], text):
+            notes.append(f"recomputation '{text}' ({policy['what']}) read as {', '.join(policy['modules'])}")
+            return Recompute.SELECTIVE, tuple(policy["modules"]), None
+    modules = tuple(_modules(text))
     reworded = "" if modules or "selective" in text else recompute_of_note(text)
     if reworded and reworded != text:
         return _from_text(row, reworded, num_layers, notes)
@@ -127,6 +104,11 @@ def _from_text(
         modules = ("core_attention",)
         notes.append(f"recomputation '{text}' read as core_attention")
     return Recompute.SELECTIVE, modules, None
+
+
+def _modules(text: str) -> list[str]:
+    """Modules that `text` names, of those that selective recomputation may have."""
+    return [entry["name"] for entry in wordings()["recompute_module"] if re.search(entry["say"], text)]
 
 
 _KEPT = re.compile(r"\b(\w+?)(?:_0|_1)?=(?:device|offload)\b")
@@ -234,7 +216,7 @@ def _as_column(text: str) -> str:
         return "full" if share == 1 else f"full share={share.numerator}/{share.denominator}"
     if every := _EVERY.search(text):
         return "selective layer" if every[1] else "full"
-    modules = [name for pattern, name in _MODULES if re.search(pattern, _FILLERS.sub("", text))]
+    modules = _modules(_FILLERS.sub("", text))
     if re.search(r"\bper op\b|\bop\b|\bsac\b", text):
         return "selective (per-op sac)"
     if re.search(r"\b(?:full|whole|entire|block|uniform|all)\b", text) or not (modules or "selective" in text):

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
 from pathlib import Path
 
 from meshwright.accuracy.adapters import read_lora, with_compute_precision
@@ -28,18 +28,17 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model, total_parameters
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
-from meshwright.accuracy.spelling import spelled
+from meshwright.accuracy.spelling import catalogued
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
 from meshwright.accuracy.statements import Statements, read_statements
 from meshwright.accuracy.tables import cluster_of, fabric_name
 from meshwright.catalog import lookup as catalog
-from meshwright.catalog.accelerators import accelerator_with_driver_name
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import says_no_bridge
 from meshwright.catalog.precisions import multiplies
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import AttentionKind, Model
 from meshwright.specs.model_parts import uncalibrated
@@ -127,13 +126,13 @@ class PublishedRun:
     @property
     def is_gpu(self) -> bool:
         """True if the accelerator is a catalogued GPU."""
-        found = _catalogued(self.accelerator_name)
+        found = catalogued(self.accelerator_name)
         return found is not None and found.vendor.lower() in GPU_VENDORS
 
     @property
     def groups(self) -> dict[str, str]:
         """The groups of the report that this row belongs to: kind of group -> group."""
-        c, accelerator = self.conditions, _catalogued(self.accelerator_name)
+        c, accelerator = self.conditions, catalogued(self.accelerator_name)
         groups = {
             "source": self.source_key,
             "accelerator": accelerator.name if accelerator else self.accelerator_name or "not stated",
@@ -428,20 +427,10 @@ def _not_modelled(said: Statements, accelerator: Accelerator) -> list[str]:
 def _accelerator(name: str) -> Accelerator:
     if not name:
         raise CannotPredictError(Reason.NO_ACCELERATOR)
-    found = _catalogued(name)
+    found = catalogued(name)
     if found is None:
         raise CannotPredictError(Reason.UNKNOWN_ACCELERATOR, name)
     return found
-
-
-@cache
-def _catalogued(name: str) -> Accelerator | None:
-    """The accelerator with a published name, of its driver or as tables spell it; None when the catalogue has none."""
-    try:
-        return catalog.accelerator(accelerator_with_driver_name(name) or name)
-    except UnknownNameError:
-        known = spelled(name)
-        return None if known is None else catalog.accelerator(known)
 
 
 def _nodes(row: CsvRow, accelerator: Accelerator, num_devices: int, notes: list[str]) -> tuple[int, int]:

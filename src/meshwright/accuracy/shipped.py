@@ -144,6 +144,12 @@ def wordings() -> dict[str, Any]:
 
 
 @cache
+def column_names() -> dict[str, Any]:
+    """Names of columns in other tables, with their units (`columns.toml`)."""
+    return _load("columns.toml")
+
+
+@cache
 def published_systems() -> tuple[dict[str, Any], ...]:
     """Kernel rates that sources measured on their systems (`systems.toml`)."""
     return tuple(_load("systems.toml")["system"])

@@ -7,9 +7,13 @@ is not known in, or with another memory, names no known accelerator: an H200 NVL
 from __future__ import annotations
 
 import re
+from functools import cache
 
-from meshwright.catalog.accelerators import accelerator_names
+from meshwright.catalog import lookup as catalog
+from meshwright.catalog.accelerators import accelerator_names, accelerator_with_driver_name
 from meshwright.catalog.entries import CatalogKind, entry
+from meshwright.errors import UnknownNameError
+from meshwright.specs.hardware import Accelerator
 
 _FORMS = {"pcie": "pcie", "pcie4": "pcie", "pcie5": "pcie", "nvl": "nvl"}
 _NOISE = {
@@ -62,6 +66,16 @@ def spelled(name: str) -> str | None:
         return part if part in same else same[0]
     near = [n for n in known if abs(_gigabytes(n) / memory[0] - 1) < MEMORY_DIFFERS]
     return near[0] if len(near) == 1 and not same else None
+
+
+@cache
+def catalogued(name: str) -> Accelerator | None:
+    """The accelerator with a published name, of its driver or as tables spell it; None when the catalogue has none."""
+    try:
+        return catalog.accelerator(accelerator_with_driver_name(name) or name)
+    except UnknownNameError:
+        known = spelled(name)
+        return None if known is None else catalog.accelerator(known)
 
 
 def chips_of_slice(name: str) -> int | None:

@@ -62,7 +62,7 @@ class PointReport:
         if point.conditions is None:
             assert point.reason is not None
             return {**row, "reason": point.reason.value, "reason_detail": point.detail}
-        return {**row, **self._prediction(point.conditions), "assumed": point.assumed}
+        return {**row, **self._prediction(point.conditions), "assumed": point.assumed, "unread": point.unread}
 
     def _prediction(self, conditions: PointConditions) -> dict[str, Any]:
         return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
@@ -17,14 +18,21 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.accuracy.csvfile import MAX_COUNT, CsvRow, read_table
+from meshwright.accuracy.reasons import CannotPredictError
+from meshwright.accuracy.shapes import read_model
+from meshwright.accuracy.spelling import catalogued
+from meshwright.accuracy.statements import Statements, read_statements
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError, InputError, UnknownNameError
 from meshwright.inference.capacity import shipped_reserve
-from meshwright.inference.formats import cache_format, computed_in, usual_cache, weight_format
+from meshwright.inference.formats import StorageFormat, cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import ServingLayout, check_layout
 from meshwright.inference.memory import served
 from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, batch_limit
+from meshwright.inference.stated import data_file, read_stated, share, spellings, unused
 from meshwright.inference.work import Served
+from meshwright.specs.hardware import Accelerator
+from meshwright.specs.model import Model
 
 COLUMNS = (
     "model", "precision", "hw", "gpus", "parallelism", "framework", "isl", "osl", "concurrency", "metric", "value",
@@ -90,6 +98,7 @@ class PublishedPoint:
     reason: PointReason | None = None
     detail: str = ""
     assumed: tuple[str, ...] = field(default=())
+    unread: tuple[str, ...] = field(default=())  # what its text says and no prediction takes
 
 
 def shipped_points_path() -> Path:
@@ -127,17 +136,18 @@ def _point(row: CsvRow) -> PublishedPoint:
         "value": value or 0.0,
         "unit": row.text("unit"),
     }
+    said = read_stated(row)
     groups = {
-        "source": about["source"], "accelerator": _device_name(row.text("hw")), "engine": _engine(row).name,
+        "source": about["source"], "accelerator": _device_name(row.text("hw")), "engine": _engine(row, said).name,
         "model": row.text("model"), "precision": row.text("precision"), "metric": about["metric"],
         "evidence": row.text("evidence") or "not stated",
     }  # fmt: skip
     assumed: list[str] = []
     try:
-        conditions = _conditions(row, value, assumed)
+        conditions = _conditions(row, said, value, assumed)
     except _RefusedError as refused:
         return PublishedPoint(**about, groups=groups, reason=refused.reason, detail=refused.detail)
-    return PublishedPoint(**about, groups=groups, conditions=conditions, assumed=tuple(assumed))
+    return PublishedPoint(**about, groups=groups, conditions=conditions, assumed=tuple(assumed), unread=unused(said))
 
 
 def source_key(text: str) -> str:
@@ -152,24 +162,28 @@ def source_key(text: str) -> str:
     return re.sub(r"\s+id=.*|@[0-9a-f]{6,}.*", "", text).strip() or "not stated"
 
 
-def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointConditions:
+def _conditions(row: CsvRow, said: Statements, value: float | None, assumed: list[str]) -> PointConditions:
     if not value:
         raise _RefusedError(PointReason.NO_VALUE)
-    quantity, per_device, scale = _quantity(row)
-    model = _model(row)
+    quantity, per_device, scale = _quantity(row, said)
+    model = _model(row, assumed)
     device = _accelerator(row)
-    layout, gpus = _layout(row, assumed)
+    if said.value("disaggregated"):
+        raise _RefusedError(PointReason.DISAGGREGATED)
+    layout, gpus = _layout(row, said, assumed)
     length_in, length_out = (_length(row, column) for column in ("isl", "osl"))
-    load_concurrency = _concurrency(row)
+    load_concurrency = _concurrency(row, gpus)
+    speculation = _speculation(row, said)
     if length_out == 1 and quantity in (Quantity.ITL, Quantity.USER_RATE):
         raise _RefusedError(PointReason.INCONSISTENT, "an answer of one token has no gaps")
     place = catalog.cluster(_cluster_name(device, gpus))
-    engine = _engine(row)
-    try:
-        weights = weight_format(_precision(row), place.accelerator)
-        cache = cache_format(_cache_precision(row, engine, usual_cache(weights), assumed), place.accelerator)
-    except UnknownNameError as error:
-        raise _RefusedError(PointReason.UNKNOWN_PRECISION, error.message) from None
+    engine = _engine(row, said)
+    if engine.name == "generic":
+        assumed.append(f"engine {row.text('framework')!r} is not known: as a generic one")
+    if said.value("prefix_cache") and not said.value("prefix_hits"):
+        assumed.append("prefix caching without a stated share of hits: none")
+    weights = _weights(row, place.accelerator)
+    cache = cache_format(_cache_precision(row, said, engine, usual_cache(weights), assumed), place.accelerator)
     if computed_in(weights, place.accelerator) != weights.matmul:
         assumed.append(f"weights multiplied in {computed_in(weights, place.accelerator)}")
     served = Served(model=model, cluster=place, weights=weights, cache=cache, layout=layout)
@@ -178,6 +192,7 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
         load = RequestLoad(
             input_tokens=_mean_length(row, length_in), output_tokens=_mean_length(row, length_out),
             concurrency=load_concurrency, rounds=_rounds(row, assumed),
+            prefix_hit_rate=share(said.value("prefix_hits")), **speculation,
         )  # fmt: skip
         limit = batch_limit(served, load, engine, shipped_reserve())
     except InputError as error:
@@ -190,61 +205,47 @@ def _conditions(row: CsvRow, value: float | None, assumed: list[str]) -> PointCo
 
 # --- what was measured ---
 
-_RATES = {
-    "output_throughput": Quantity.OUTPUT_RATE,
-    "output_token_throughput": Quantity.OUTPUT_RATE,
-    "output_throughput_per_gpu": Quantity.OUTPUT_RATE,
-    "throughput": Quantity.OUTPUT_RATE,
-    "throughput_per_gpu": Quantity.OUTPUT_RATE,
-    "total_throughput": Quantity.TOTAL_RATE,
-    "total_throughput(in+out)": Quantity.TOTAL_RATE,
-    "total_token_throughput": Quantity.TOTAL_RATE,
-    "total_throughput_per_gpu": Quantity.TOTAL_RATE,
-}
-_TIMES = {
-    "tpot": Quantity.ITL, "itl": Quantity.ITL, "inter_token_latency": Quantity.ITL, "ttft": Quantity.TTFT,
-    "time_to_first_token": Quantity.TTFT, "batch_latency": Quantity.BATCH,
-}  # fmt: skip
+_OF_MEANS = re.compile(r"(?:^|_)(?:mean|median|p50|avg|average)(?=_|$)|_(?:ms|s|sec|seconds)$")
+_PER_DEVICE = re.compile(r"(?:/|_per_)(?:gpu|device)$")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
-_TOKENS_PER_S = ("tok/s", "tokens/s", "token/s", "tok/sec", "tokens/sec")
-_PER_DEVICE = ("/gpu", "/device")
-_PER_USER = ("/user", "/u")
 
 
-def _quantity(row: CsvRow) -> tuple[Quantity, bool, float]:
+def _quantity(row: CsvRow, said: Statements) -> tuple[Quantity, bool, float]:
     """(quantity, is it per device, factor to SI)."""
-    metric = row.text("metric").lower().replace(" ", "_")
-    unit = row.text("unit").lower().replace(" ", "")
-    for prefix in ("median_", "mean_", "p50_"):
-        metric = metric.removeprefix(prefix)
-    if metric in _TIMES:
-        if unit not in _SECONDS:
-            raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
-        return _TIMES[metric], False, _SECONDS[unit]
-    user = next((e for e in _PER_USER if unit.endswith(e)), "")
-    if user and unit.removesuffix(user) in _TOKENS_PER_S:
+    metric = re.sub(r"[^a-z0-9]+", "_", row.text("metric").lower()).strip("_")
+    metric = _OF_MEANS.sub("", metric).strip("_")
+    unit = row.text("unit").lower()
+    for pattern, ours in spellings()["units"].items():
+        unit = re.sub(pattern, ours, unit)
+    if unit == "tok/s/user":
         return Quantity.USER_RATE, False, 1.0
-    if metric not in _RATES:
+    name = _PER_DEVICE.sub("", metric)
+    found = next((Quantity[quantity] for quantity, names in spellings()["metrics"].items() if name in names), None)
+    if found is None:
         raise _RefusedError(PointReason.OTHER_METRIC, row.text("metric"))
-    ending = next((e for e in _PER_DEVICE if unit.endswith(e)), "")
-    if unit.removesuffix(ending) not in _TOKENS_PER_S:
+    if found in (Quantity.OUTPUT_RATE, Quantity.TOTAL_RATE):
+        if _PER_DEVICE.sub("", unit) != "tok/s":
+            raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
+        of_device = _PER_DEVICE.search(unit) or _PER_DEVICE.search(metric) or said.value("per_device")
+        return (Quantity.TOTAL_RATE if said.value("counts_inputs") else found), bool(of_device), 1.0
+    if unit not in _SECONDS:
         raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
-    return _RATES[metric], bool(ending) or metric.endswith("_per_gpu"), 1.0
+    return found, False, _SECONDS[unit]
 
 
 # --- what was served ---
 
 
-def _model(row: CsvRow) -> Any:
-    name = row.text("model")
+def _model(row: CsvRow, assumed: list[str]) -> Model:
     try:
-        model = catalog.model(name)
-        served(model)
-    except UnknownNameError:
-        raise _RefusedError(PointReason.UNKNOWN_MODEL, name) from None
+        found = read_model(row)
+        served(found.model)
+    except CannotPredictError as error:
+        raise _RefusedError(PointReason.UNKNOWN_MODEL, f"{row.text('model')}: {error}") from None
     except InputError as error:
         raise _RefusedError(PointReason.NOT_SERVED, str(error)) from None
-    return model
+    assumed.extend(found.assumed)
+    return found.model
 
 
 def _device_name(text: str) -> str:
@@ -253,11 +254,8 @@ def _device_name(text: str) -> str:
 
 
 def _accelerator(row: CsvRow) -> str:
-    for name in (row.text("hw"), _device_name(row.text("hw"))):
-        try:
-            return catalog.accelerator(name).name
-        except UnknownNameError:
-            continue
+    if found := catalogued(row.text("hw")):
+        return found.name
     raise _RefusedError(PointReason.UNKNOWN_ACCELERATOR, row.text("hw"))
 
 
@@ -270,48 +268,73 @@ def _cluster_name(device: str, gpus: int) -> str:
     return f"{device}-{node}x{gpus // node}"
 
 
-def _precision(row: CsvRow) -> str:
-    text = row.text("precision").lower()
-    if "mtp" in text or "mtp" in row.text("framework").lower():
+def _speculation(row: CsvRow, said: Statements) -> dict[str, Any]:
+    """Tokens that a step drafts and those that it accepts; refuses a row that drafts and does not say how many."""
+    if not (said.value("speculative") or said.value("mtp")):
+        return {}
+    drafted, length = int(said.value("drafted") or 0), float(said.value("acceptance_length") or 0)
+    accepted = length - 1 if length else share(said.value("acceptance_rate")) * drafted
+    if not 0 < accepted <= drafted:  # an accepted length counts the token of the model itself
         raise _RefusedError(PointReason.SPECULATIVE, row.text("precision"))
-    return "fp8-ffn" if text == "fp8" and META_FP8 in row.text("note").lower() else text
+    return {"drafted_per_step": drafted, "accepted_per_step": accepted}
+
+
+_OTHER_FORMATS = re.compile(r"\b(?:kv|cache|attention|attn|activations?)\b")
+
+
+def _weights(row: CsvRow, accelerator: Accelerator) -> StorageFormat:
+    """Format of the weights: the cell, else the one format that its words or the model's name has."""
+    text = row.text("precision").lower()
+    if text == "fp8" and META_FP8 in row.text("note").lower():
+        text = "fp8-ffn"
+    parts = [
+        part for part in re.split(r"[,;()+/]", text or row.text("model").lower()) if not _OTHER_FORMATS.search(part)
+    ]
+    found: dict[str, StorageFormat] = {}
+    for word in (text, *re.split(r"[\s_-]+", " ".join(parts))):
+        with suppress(UnknownNameError):
+            found |= {(one := weight_format(word, accelerator)).name: one}
+            if word == text:
+                break
+    if len(found) == 2 and found.keys() >= {"int8", "fp8"}:  # W8A8 of floats
+        del found["int8"]
+    if len(found) != 1:
+        raise _RefusedError(PointReason.UNKNOWN_PRECISION, row.text("precision"))
+    return next(iter(found.values()))
 
 
 META_FP8 = "meta fp8"
 """Meta's own 8-bit checkpoint of Llama 3.1 405B, in the note of a row."""
 
 
-def _cache_precision(row: CsvRow, engine: EngineTraits, usual: str, assumed: list[str]) -> str:
-    note = row.text("note").lower()
-    if engine.cache is not None and "--kv-cache-dtype" not in note:
-        return engine.cache
-    if "fp8 kv" in note or "fp8-kv" in note or "kv fp8" in note or "kvfp8" in note:
-        return "fp8"
-    if "bf16 kv" in note or "fp16 kv" in note:
-        return "bf16"
-    if META_FP8 in note:
-        return "bf16"
-    if usual != "bf16":
+def _cache_precision(row: CsvRow, said: Statements, engine: EngineTraits, usual: str, assumed: list[str]) -> str:
+    stated = said.value("kv_cache") or engine.cache or ("bf16" if META_FP8 in row.text("note").lower() else None)
+    if not stated and usual != "bf16":
         assumed.append(f"{usual} KV cache")
-    return usual
+    return stated or usual
 
 
 _ATTENTION_DATA = re.compile(r"(?:attention|attn)[-_ ]*dp|dp[-_ ]*(?:attention|attn)")
-_DEGREE = re.compile(r"(?<![a-z])(adp|dep|tep|attntp|moetp|etp|moeep|tp|ep|pp|dp)[-_ =]?(\d+)")
+_DEGREE = re.compile(r"(?<![a-z])(adp|dep|tep|attntp|moetp|etp|moeep|tp|ep|pp|dp)[-_ =:]*(\d+)")
 _UNKNOWN_DEGREE = re.compile(r"\b(?!\w*fp\d)[a-z]+p[-_ =]?\d+")
 _OTHER_NAMES = {"attntp": "tp", "moeep": "ep", "etp": "moetp"}
 
 
-def _layout(row: CsvRow, assumed: list[str]) -> tuple[ServingLayout, int]:
+def _layout(row: CsvRow, said: Statements, assumed: list[str]) -> tuple[ServingLayout, int]:
     """The layout of `TP8 moeTP1 EP8`, `8xTP1`, `TP1 attnDP8 moeTP1 EP8`, `DEP8`, and the number of devices."""
     original, gpus = row.text("parallelism"), row.count("gpus")
     text = original.lower()
-    if "disagg" in text:
-        raise _RefusedError(PointReason.DISAGGREGATED)
+    if said.value("attention_data") and not _ATTENTION_DATA.search(text):
+        text = f"{text} attention dp"
+    if gpus == 1 and not _DEGREE.search(text):
+        text = f"tp1 {text}"
     if " vs " in text:
         raise _RefusedError(PointReason.OTHER_METRIC, original)
     copies = re.match(r"(\d+) ?x ?(?=tp|dep|tep)", text)
-    found = _degrees(text[copies.end() :] if copies else text, original)
+    found = _degrees(text[copies.end() :] if copies else text, original, assumed)
+    if said.value("expert_ranks") and not found.keys() & {"ep", "dep", "tep"}:
+        found["ep"] = found.get("tp", 1) * (found.get("adp") or found.get("dp") or 1)
+        assumed.append(f"experts over {found['ep']} devices: expert parallelism without a degree")
     refused: list[_RefusedError] = []
     for degrees, replicas in _readings(found):
         try:
@@ -325,7 +348,7 @@ def _layout(row: CsvRow, assumed: list[str]) -> tuple[ServingLayout, int]:
     raise refused[0]
 
 
-def _degrees(text: str, original: str) -> dict[str, int]:
+def _degrees(text: str, original: str, assumed: list[str]) -> dict[str, int]:
     """Degrees by name; `adp` is attention data parallelism, 0 where it is named without a number."""
     text = _ATTENTION_DATA.sub("adp", text)
     found: dict[str, int] = {}
@@ -333,9 +356,13 @@ def _degrees(text: str, original: str) -> dict[str, int]:
         name = _OTHER_NAMES.get(written) or written
         if found.setdefault(name, int(number)) != int(number):
             raise _RefusedError(PointReason.INCONSISTENT, f"{original} has two degrees of {name}")
-    rest = _DEGREE.sub(" ", text)
-    if unknown := _UNKNOWN_DEGREE.search(rest):
+    rest, spelled = _DEGREE.sub(" ", text), read_statements(text)
+    unknown = _UNKNOWN_DEGREE.search(rest) or (spelled.value("cp") not in (None, "1") and re.search("context.*", text))
+    if unknown:
         raise _RefusedError(PointReason.NO_PARALLELISM, f"{unknown[0]} of {original} is not understood")
+    found = {name: int(n) for name in ("tp", "pp", "ep", "dp") if (n := spelled.value(name))} | found
+    if left := [part for part in re.findall(r"[a-z]{2,}", rest) if part not in spellings()["plain"]]:
+        assumed.append(f"parallelism {original!r}: {' '.join(left)} is not read")
     if not found or any(number < 1 for number in found.values()):
         raise _RefusedError(PointReason.NO_PARALLELISM, original)
     return found | ({"adp": 0} if "adp" in rest else {})
@@ -391,22 +418,32 @@ def _placed(
 
 def _length(row: CsvRow, column: str) -> int:
     text = row.text(column)
-    if not re.fullmatch(r"[\d_,]+(\.0+)?", text):
+    found = re.fullmatch(r"~? ?([\d_,]+)(?:\.0+)?( ?k)?(?: tokens?)?", text.lower())
+    if not found:
         raise _RefusedError(PointReason.NO_LENGTHS, f"{column} {text}" if text else "")
-    return row.count(column) or _none(PointReason.NO_LENGTHS)
+    length = replace(row, cells={column: found[1]}).count(column) or _none(PointReason.NO_LENGTHS)
+    return length * 1024 if found[2] else length  # prompts of 8k tokens have 8,192
 
 
 def _none(reason: PointReason) -> Any:
     raise _RefusedError(reason)
 
 
-def _concurrency(row: CsvRow) -> float | None:
+_IN_FLIGHT = re.compile(
+    r"(?:(?:max[- ])?conc(?:urrency|urrent)?|batch(?: size)?|bs|users)?[ =:]*([\d_,]+)(?:\.0+)?"
+    r"(?: (?:concurrent|users|clients|streams|requests|sequences|in flight|\(single stream\)))*"
+    r"( ?(?:per |/)(?:gpu|device))?"
+)
+
+
+def _concurrency(row: CsvRow, gpus: int) -> float | None:
     text = row.text("concurrency").lower()
-    if text in ("max load", "offline", "max", "saturated"):
+    if text in spellings()["saturated"]:
         return None
-    if not re.fullmatch(r"[\d_,]+(\.0+)?", text):
+    if not (found := _IN_FLIGHT.fullmatch("1" if text == "single stream" else text)):
         raise _RefusedError(PointReason.NO_LOAD, text)
-    return float(row.count("concurrency") or _none(PointReason.NO_LOAD))
+    number = replace(row, cells={"concurrency": found[1]}).count("concurrency") or _none(PointReason.NO_LOAD)
+    return float(number * (gpus if found[2] else 1))
 
 
 _INFERENCEX = ("inferencex", "inferencemax")
@@ -429,7 +466,7 @@ def _rounds(row: CsvRow, assumed: list[str]) -> float:
         not source.startswith(_INFERENCEX)
         or not row.count("concurrency")
         or "ttft" not in metric
-        or metric.startswith(("median", "p50"))
+        or re.search("median|p50", metric)
     ):
         return 0.0
     assumed.append(f"{ROUNDS:g} requests for each one in flight, which begin at once")
@@ -448,23 +485,16 @@ def engines() -> dict[str, EngineTraits]:
 
 @cache
 def _engine_data() -> dict[str, dict[str, Any]]:
-    import tomllib
-
-    text = (files("meshwright.inference") / "data" / "engines.toml").read_text(encoding="utf-8")
-    return {name: values for name, values in tomllib.loads(text).items() if name != "sources"}
+    return {name: values for name, values in data_file("engines.toml").items() if name != "sources"}
 
 
-def _engine(row: CsvRow) -> EngineTraits:
-    note = row.text("note")
-    measured = re.search(r"measured=(20\d\d-\d\d)", note)
-    stated = {name: int(found[1]) for name, option in _STATED.items() if (found := re.search(option, note))}
+def _engine(row: CsvRow, said: Statements) -> EngineTraits:
+    measured = re.search(r"measured=(20\d\d-\d\d)", row.text("note"))
+    stated = {name: int(number) for name in _STATED if (number := said.value(name))}
     return replace(engine_of(row.text("framework"), date=measured[1] if measured else ""), **stated)
 
 
-_STATED = {
-    "batch_tokens": r"(?:chunked-prefill-size|max-num-batched-tokens|max_num_tokens)[ =](\d+)",
-    "polled_steps": r"(?:num-continuous-decode-steps|scheduler-recv-interval)[ =](\d+)",
-}
+_STATED = ("batch_tokens", "polled_steps", "max_sequences")
 """Traits of an engine by the options of SGLang, vLLM and TensorRT-LLM that a note has."""
 
 
@@ -475,11 +505,12 @@ def engine_of(framework: str, date: str = "") -> EngineTraits:
     ['trtllm-0', 'sglang', 'vllm-v0', 'vllm', 'generic']
     """
     text = framework.lower().strip()
-    release = re.search(r"(?<![\d.])\d{1,2}(\.\d+)+", text)
     dated = re.search(r"20\d\d(-\d\d)?", text)
     for name, values in _engine_data().items():
-        if not any(text.startswith(prefix) for prefix in values["prefixes"]):
+        names = "|".join(re.escape(prefix) for prefix in values["prefixes"])
+        if not (named := re.search(rf"(?<![a-z])(?:{names})", text)):
             continue
+        release = re.search(r"(?<![\d.])\d{1,2}(\.\d+)+", text[named.end() :])
         if "before" not in values or _is_before(values, release and release[0], dated[0] if dated else date):
             return engines()[name]
     return engines()["generic"]
