@@ -94,8 +94,9 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
 
 def _offload(row: CsvRow, software: Software) -> Offload:
     """Optimizer states in host memory, where "CPU offload" means that: FSDP's policy, and not Megatron's options."""
-    said = read_statements(row.text("notes"))
-    if said.value("optimizer_offload"):
+    said = read_statements("; ".join(row.text(column) for column in ("notes", "dp_type", "optimizer")))
+    of_optimizer = read_statements(row.text("optimizer")).value("offload")
+    if said.value("optimizer_offload") or of_optimizer:
         return Offload.OPTIMIZER
     if said.value("offload") is False:
         return Offload.NONE
@@ -251,10 +252,10 @@ def _missing_micro_batch(
 _STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ =:]*"
 _SHARDINGS = (
     (rf"{_STAGE}0|^ddp$|^dp$|^0$|no.?shard|^(?:none|no|off)$|^replicat", Sharding.NONE),
-    (rf"reshard.after.forward[=: ]*(?:false|never|no)|{_STAGE}2", Sharding.GRADIENTS),
-    (rf"fsdp|hsdp|optim.?grads.?params|{_STAGE}3|^3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
-    (r"optim.?grads|^2$|shard.?grad.?op", Sharding.GRADIENTS),
-    (rf"^optim$|{_STAGE}1|^1$|dist(?:ributed)?[-_ ]?opt", Sharding.OPTIMIZER),
+    (rf"reshard.after.forward[=: ]*(?:false|never|no)|no.?reshard|{_STAGE}2", Sharding.GRADIENTS),
+    (rf"fsdp|hsdp|optim.?grads.?params|{_STAGE}3|^(?:ds.?)?z?3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
+    (r"optim.?grads|^2$|grad.?op", Sharding.GRADIENTS),
+    (rf"^optim$|{_STAGE}1|^1$|dist(?:ributed|\.)?[-_ ]?opt", Sharding.OPTIMIZER),
 )
 """Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
 
@@ -292,7 +293,7 @@ def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:
     return software.sharding
 
 
-_SHARD = re.compile(r"fsdp (\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp, which multiply
+_SHARD = re.compile(r"fsdp(?: |\d? ?[=:] ?|(?=\d\d))(\d+)", re.IGNORECASE)  # also dcn_fsdp and ici_fsdp, which multiply
 _REPLICATE = re.compile(r"dcn_data (\d+)|ici_data_parallelism=(\d+)|(?<!\d)(\d+) slice(?:\(s\)|s)")
 
 

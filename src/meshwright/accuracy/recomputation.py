@@ -17,11 +17,12 @@ NO_RECOMPUTATION = "no recomputation"
 """The note on rows that do not state it."""
 
 _WHOLE_LAYERS = (
-    r"custom|full|recompute_|selective layer|all\b|every|whole|block|uniform|\d+ layers|ac$"
+    r"custom|full|recompute_|selective layer|all\b|every\b|whole|unsloth|block|uniform|\d+ layers|ac$"
     r"|(?:activation|gradient)[-_ ]?(?:check-?point|recomput)|nothing_saveable|save_nothing"
     r"|(?:ckpt|checkpoint(?:ing)?|remat|recompute)$"
 )
 """Beginnings that mean whole layers. Block and uniform are the ways in which Megatron-LM chooses them."""
+_OFFLOADED = re.compile(r"(?:cpu )?(?:activations?|act)[ _-]offload\w*(?: ratio [\d.]+)?")
 _FILLERS = re.compile(r"(?:activation|gradient)s?[-_ ]?(?:check-?point|recomput)\w*")
 """Words that say that something is recomputed, and not what."""
 _OF_SOME = re.compile(r"\b(?:off|none|no|on|yes|enabled|disabled) (?:for|in|on|during) (?!all|every|each)")
@@ -82,6 +83,7 @@ def _is_more(of_note: str, column: str) -> bool:
 def _from_text(
     row: CsvRow, text: str, num_layers: int, notes: list[str]
 ) -> tuple[Recompute, tuple[str, ...], int | None]:
+    text = _OFFLOADED.sub("", text).strip(" +,;&")
     answer = yes_or_no(text) if text and recompute_of_note(text) != "none" else False
     if text and _OF_SOME.search(text):
         notes.append(f"recomputation '{text}' is of a part of the layers: not understood, none used")
@@ -98,6 +100,9 @@ def _from_text(
             return Recompute.SELECTIVE, tuple(policy["modules"]), None
     modules = tuple(_modules(text))
     reworded = "" if modules or "selective" in text else recompute_of_note(text)
+    of_some = recompute_of_note(f"recompute {text}")
+    if not modules and re.match("none|full (?:share|layers)=|selective layer", of_some):
+        reworded = of_some
     if reworded and reworded != text:
         return _from_text(row, reworded, num_layers, notes)
     if not modules:
@@ -144,7 +149,7 @@ def _recomputed_layers(row: CsvRow, text: str, num_layers: int, notes: list[str]
         notes.append("recomputed layers spread evenly over the pipeline")
         count = sum(int(last or first) - int(first) + 1 for first, last in listed)
         return max(1, count // (row.count("pp") or 1))
-    if not text.startswith("full"):
+    if not text.startswith("full") or re.search(r"\bexcept\b|\bfor (?!all|every|each)", text):
         notes.append(f"recomputation '{text}' read as full")
     return None
 
@@ -162,7 +167,7 @@ _SHARE = re.compile(
 _PARTS = {"half": 2, "third": 3, "quarter": 4}
 _ANSWERED_NO = re.compile(
     r"(?<!\w)(?:granularity|recompute|remat|checkpointing|ac|mode)? ?[=:] ?(?:none|null|false|off|no)\b"
-    r"|^ ?(?:zero|0(?: of \d+)? layers?) (?:activation )?re ?comp"
+    r"|^ ?(?:zero|0(?: of \d+)? layers?) (?:activation )?re ?comp|everything saveable"
 )
 _POLICY = re.compile(r"policy[=: ]*([\w ]+)")
 

@@ -21,7 +21,7 @@ round by less."""
 def with_stated_numbers(row: CsvRow) -> tuple[CsvRow, list[str]]:
     """`row` with the empty cells whose number its note states once, and a note on each and on each contradiction."""
     said, cells, notes = read_statements(row.text("notes")), dict(row.cells), list[str]()
-    of_sharding = read_statements(row.text("dp_type"))
+    of_sharding = read_statements(f"{row.text('dp_type')}; {row.text('schedule')}")
     row = CsvRow(row.file, row.line, cells)
     for column in _NUMBERS:
         found = {
@@ -192,6 +192,6 @@ def _column_format(row: CsvRow) -> str:
     """The number format of the GEMMs that the column names; empty where it names none."""
     column = row.text("precision")
     name, said = number_format(column), read_statements(column)
-    if name == column.strip().lower() or said.mentions("fp8_attention"):
-        return said.value("precision") or name
+    if name == column.strip().lower() or said.mentions("fp8_attention") or "+" in column:
+        return said.value("precision") or ("bf16" if said.value("masters") == "none" else name)
     return name

@@ -124,6 +124,7 @@ _SPELLINGS = (
     (r"[\u274c\u2717\u2718\u2612]", " off"),
     (r"\b(act|grad)\.(?= (?:ckpt|check|accum|re))", r"\1"),
     (r"(?<=\w)\.json\b", ""),
+    (r"\bsel\.? (?=ac\b|act|ckpt|check|recomp)", "selective "),
     (r"\b(vs|eg|e\.g|i\.e|incl|excl|approx|resp|wrt|cf)\.", r"\1"),
     (r"(?<=\d)x(?=[a-z])", " x "),
     (r"(?:^|(?<=\s))--?(?=[a-z])", "; "),  # options of a command line
