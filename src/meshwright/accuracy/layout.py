@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.recomputation import read_recompute
-from meshwright.accuracy.shipped import frameworks
+from meshwright.accuracy.shipped import frameworks, wordings
 from meshwright.accuracy.software import Software
 from meshwright.accuracy.stated import MESH, stated_cores
 from meshwright.accuracy.statements import plain, read_statements
@@ -249,17 +249,6 @@ def _missing_micro_batch(
 
 # --- sharding ---
 
-_STAGE = r"(?:zero[-_ ]*(?:dp)?[-_ ]*(?:stage)?|stage)[-_ =:]*"
-_SHARDINGS = (
-    (rf"{_STAGE}0|^ddp$|^dp$|^0$|no.?shard|^(?:none|no|off)$|^replicat", Sharding.NONE),
-    (rf"reshard.after.forward[=: ]*(?:false|never|no)|no.?reshard|{_STAGE}2", Sharding.GRADIENTS),
-    (rf"fsdp|hsdp|optim.?grads.?params|{_STAGE}3|^(?:ds.?)?z?3$|full(?:y)?.?shard|hybrid.?shard", Sharding.PARAMETERS),
-    (r"optim.?grads|^2$|grad.?op", Sharding.GRADIENTS),
-    (rf"^optim$|{_STAGE}1|^1$|dist(?:ributed|\.)?[-_ ]?opt", Sharding.OPTIMIZER),
-)
-"""Patterns of `dp_type`, or of the framework's name, and their sharding; the first match decides."""
-
-
 _PLAIN_FSDP = re.compile(r"fsdp ?[12]?|sharded", re.IGNORECASE)
 """Cells that leave open which ranks share the parameters, and when."""
 IN_NODES = "parameters sharded over the"
@@ -270,7 +259,8 @@ USUAL_SHARDING = "sharding"
 
 def _named_sharding(text: str) -> Sharding | None:
     """Return the sharding that `text` names, None where it names none."""
-    return next((s for pattern, s in _SHARDINGS if text and re.search(pattern, text, re.IGNORECASE)), None)
+    listed = wordings()["sharding_cell"] if text else ()
+    return next((Sharding[one["sharding"]] for one in listed if re.search(one["say"], text, re.IGNORECASE)), None)
 
 
 def _sharding(row: CsvRow, software: Software, notes: list[str]) -> Sharding:

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from meshwright.accuracy.csvfile import CsvRow
+from meshwright.accuracy.shipped import wordings
 from meshwright.accuracy.statements import plain
 from meshwright.runfile.hardware import MAX_BYTES_PER_S, MIN_BYTES_PER_S, read_network, with_network
 from meshwright.specs.hardware import Fabric
@@ -31,10 +32,6 @@ _RATE = re.compile(
     r"|(?P<bits>[GT])(?:i?ga)?(?:b(?:/?[sS](?:ec)?|ps|its?(?:/s|ps)?|e)?|bE|E)?(?![a-zA-Z]))"
 )
 _GIGABIT = re.compile(r"(?<=\d)( ?)(?:[Gg]iga-?bit|gb(?=ps\b|/s|e\b))")
-_GENERATIONS = (
-    (r"(?<!ha)edr\b|hdr ?-?100", 100.0), (r"ndr ?-?200|hdr", 200.0), (r"ndr", 400.0), (r"xdr", 800.0),
-)  # fmt: skip
-"""Generations of InfiniBand -> Gbit/s of a port."""
 _COUNT = re.compile(
     r"(?<![\w.])(?P<first>\d{1,2}) ?[x\u00d7*](?=[ \w])|(?<![\w.])(?P<of>\d{1,2}) (?:[\w-]+ ){0,3}?"
     r"(?:nics?|hcas?|ports?|links?|rails?|cards?|adapters?)\b|[GT]\w*(?:/\w+)? ?[x\u00d7*] ?(?P<last>\d{1,2})\b",
@@ -43,12 +40,9 @@ _COUNT = re.compile(
 _OF = r"(?:per|/|in each|each|for each|a) ?"
 _OF_NODE = re.compile(_OF + r"(?:compute )?(?:nodes?|servers?|hosts?|machines?|instances?|vms?|dgx)\b|node-node", re.I)
 _OF_DEVICE = re.compile(_OF + r"(?:gpus?|devices?|accelerators?|gcds?|chips?)\b", re.IGNORECASE)
-_KINDS = (
-    ("EFA", r"\befa\b"),
-    ("RoCE", r"\broce|\brdma over|spectrum-?x"),
-    ("InfiniBand", r"infini-?band|\bib\b|\b[ehnx]dr\b|quantum"),
-    ("Ethernet", r"ethernet|\d ?gbe\b|\btcp\b"),
-)
+_PORT = re.compile(r"\b(?:nics?|hcas?|ports?|rails?|cards?|adapters?)\b", re.IGNORECASE)
+_OF_DEVICES = re.compile(r"(?:per|for|shared by) (\d+) (?:gpus|devices|accelerators)\b", re.IGNORECASE)
+_TAPERED = re.compile(r"over-?subscri|\btaper", re.IGNORECASE)
 _KNOWN = re.compile(r"dgx|superpod|default|not stated|grand teton|omni-path|slingshot|rdma|in paper|frontier", re.I)
 _NETWORK = re.compile(r"\bnics?\b|\bhcas?\b|network|inter-?connect|inter-?node|slingshot|omni-path|\brdma\b", re.I)
 _NOT_THERE = re.compile(
@@ -95,7 +89,9 @@ def read_network_of(row: CsvRow, fabric: Fabric, *, devices_per_node: int) -> St
     note = [(text, False) for text in _parts(row.text("notes"), network_only=True)]
     found = [(text, own, part) for text, own in (*column, *note) if (part := _read(text, fabric, devices_per_node))]
     read = {text for text, _, _ in found}
-    unread = tuple(f"interconnect: {t}" for t, _ in column if t not in read and not _KNOWN.search(t))
+    unread = tuple(
+        f"interconnect: {t}" for t, _ in column if _TAPERED.search(t) or (t not in read and not _KNOWN.search(t))
+    )
     rated = [part for _, _, part in found if part.gbit]
     best = max(rated, key=lambda part: part.ports * part.gbit, default=None)
     kinds = {part.kind for _, _, part in found if part.kind}
@@ -113,7 +109,7 @@ def read_network_of(row: CsvRow, fabric: Fabric, *, devices_per_node: int) -> St
         text=text if changes else "",
         assumed=(*assumed, *filter(None, [best.assumed])) if changes else (),
         unread=unread,
-        read=tuple(plain(text) for text, own, _ in found if not own),
+        read=tuple(f"{label}{plain(text)}" for text, own, _ in found if not own for label in ("", "network:", "net:")),
     )
 
 
@@ -127,18 +123,21 @@ def _parts(text: str, *, network_only: bool = False) -> list[str]:
     """Parts of `text` that may speak of the network between nodes."""
     text = _GIGABIT.sub(r"\1Gb", text)
     parts = [part.strip(" .") for part in _PARTS.split(text)]
+    parts = [p for p in parts if not network_only or _NETWORK.search(p) or _kind(p)]
     parts = [re.sub(r"^(?:net|network|compute):\s*", "", part, flags=re.IGNORECASE) for part in parts]
-    parts = [part for part in parts if re.search(r"\w", part) and not _OTHER_LINKS.search(part)]
-    return [p for p in parts if not network_only or _NETWORK.search(p) or _kind(p)]
+    return [part for part in parts if re.search(r"\w", part) and not _OTHER_LINKS.search(part)]
 
 
 def _kind(text: str) -> str:
-    return next((kind for kind, pattern in _KINDS if re.search(pattern, text, re.IGNORECASE)), "")
+    listed = wordings()["network_kind"]
+    return next((entry["name"] for entry in listed if re.search(entry["say"], text, re.IGNORECASE)), "")
 
 
 def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
     if _NOT_THERE.search(text):
         return None
+    for entry in wordings()["network_number"]:
+        text = re.sub(entry["say"], entry["number"], text, flags=re.IGNORECASE)
     kind, gbit, counted = _kind(text), _gbit(text), _COUNT.search(text)
     if not gbit:
         return (
@@ -151,6 +150,8 @@ def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
         return None
     if counted and _OF_NODE.search(text) and "(" in text[counted.end() : _start(text)]:
         count = 0  # "4x HDR (800 Gb/s per node)"
+    if group := _OF_DEVICES.search(text):
+        return _Part(ports=max(1, max(count, 1) * devices_per_node // int(group[1])), gbit=gbit, kind=kind)
     if _OF_DEVICE.search(text):
         return _Part(ports=max(count, 1) * devices_per_node, gbit=gbit, kind=kind)
     if count:
@@ -158,6 +159,9 @@ def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
     if _OF_NODE.search(text) or kind in ("EFA", "Ethernet") or gbit > _LARGEST_PORT:
         return _Part(ports=1, gbit=gbit, kind=kind)
     ports = _ports(fabric, devices_per_node)
+    is_of_node = gbit > (1 + SAME_RATE) * _port_gbit(fabric, devices_per_node)
+    if not kind and (is_of_node or gbit <= _FASTEST_TCP) and not _PORT.search(text):
+        return _Part(ports=1, gbit=gbit, kind=kind, assumed=f"network of {gbit:g} Gbit/s a node: {text}")
     return _Part(ports=ports, gbit=gbit, kind=kind, assumed=f"network of {ports} such ports a node: {text}")
 
 
@@ -166,7 +170,8 @@ def _gbit(text: str) -> float:
     if found := _RATE.search(text):
         unit = found["bytes"] or found["bits"]
         return float(found["number"].replace(",", "")) * (1000 if unit[0] == "T" else 1) * (8 if found["bytes"] else 1)
-    return next((rate for name, rate in _GENERATIONS if re.search(rf"\b(?:{name})\b", text, re.IGNORECASE)), 0.0)
+    listed = wordings()["infiniband"]
+    return next((one["gbit"] for one in listed if re.search(rf"\b(?:{one['say']})\b", text, re.IGNORECASE)), 0.0)
 
 
 def _start(text: str) -> int:
@@ -176,6 +181,10 @@ def _start(text: str) -> int:
 
 def _ports(fabric: Fabric, devices_per_node: int) -> int:
     return max(1, round(devices_per_node / fabric.devices_per_nic))
+
+
+def _port_gbit(fabric: Fabric, devices_per_node: int) -> float:
+    return fabric.scale_out_bytes_per_s * devices_per_node / _ports(fabric, devices_per_node) * 8 / 1e9
 
 
 def _changes(fabric: Fabric, text: str, devices_per_node: int) -> bool:
@@ -188,6 +197,6 @@ def _changes(fabric: Fabric, text: str, devices_per_node: int) -> bool:
 def _as_in_a_run_file(part: _Part, fabric: Fabric, devices_per_node: int) -> str:
     """The network in the form of a run file; empty where the row states neither rate nor kind."""
     if not part.gbit:
-        port = fabric.scale_out_bytes_per_s * devices_per_node / part.ports * 8 / 1e9
+        port = _port_gbit(fabric, devices_per_node)
         return f"{part.ports}x{port:g}Gb/s {part.kind}" if part.kind else ""
     return f"{part.ports}x{part.gbit:g}Gb/s {part.kind}".strip()

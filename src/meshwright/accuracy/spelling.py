@@ -9,25 +9,18 @@ from __future__ import annotations
 import re
 from functools import cache
 
+from meshwright.accuracy.shipped import wordings
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import accelerator_names, accelerator_with_driver_name
 from meshwright.catalog.entries import CatalogKind, entry
 from meshwright.errors import UnknownNameError
 from meshwright.specs.hardware import Accelerator
 
-_FORMS = {"pcie": "pcie", "pcie4": "pcie", "pcie5": "pcie", "nvl": "nvl"}
-_NOISE = {
-    "nvidia", "amd", "intel", "habana", "google", "instinct", "tesla", "geforce", "gpu", "gpus", "accelerator", "core",
-    "tensor", "liquid", "air", "cooled", "hgx", "dgx", "sxm", "oam", "nvlink", "nvl72", "hbm", "x", "gb", "gib",
-}  # fmt: skip
 _KIND = re.compile(r"sxm\d|hbm\d?e?|gddr\d\w?|\d+x|gfx\d\w+|hl|\d{3}l|p\d\w{0,2}|48xlarge")
 _MEMORY = re.compile(r"(\d+) ?(?:g|gb|gib)\b")
 
+_WATTS = re.compile(r"[ ,(-]+(\d{3,4}) ?w\b\)?", re.IGNORECASE)
 _COUNT = re.compile(r"^\d+ ?(?:x|\u00d7) ?(?=[a-z])|[ (]+(?:x|\u00d7) ?\d+\)?$")
-_TPUS = {
-    "4": "tpu-v4", "5e": "tpu-v5e", "5 lite": "tpu-v5e", "5litepod": "tpu-v5e", "5p": "tpu-v5p", "6e": "tpu-v6e",
-    "7": "tpu7x", "7x": "tpu7x", "trillium": "tpu-v6e", "ironwood": "tpu7x",
-}  # fmt: skip
 _TPU = re.compile(
     r"(?:google )?(?:cloud )?(?:(?:tpu ?v? ?|v ?)(4|5e|5 lite|5litepod|5p|6e|7x?)(?: \d+)?(?: pod)?"
     r"(?: (?:trillium|ironwood|\d+x\d+(?:x\d+)?))*|(?:tpu ?)?(trillium|ironwood))"
@@ -47,13 +40,18 @@ def spelled(name: str) -> str | None:
     >>> spelled("8x NVIDIA H100 SXM5 80GB"), spelled("A100-40G"), spelled("H100 NVL 94 GB"), spelled("H200 NVL")
     ('h100', 'a100-40gb', 'h100-nvl', None)
     """
-    text = re.sub(r"[^a-z0-9]+", " ", _COUNT.sub("", name.strip().lower())).strip()
+    watts = _WATTS.search(name)
+    text = re.sub(r"[^a-z0-9]+", " ", _COUNT.sub("", _WATTS.sub("", name).strip().lower())).strip()
+    if watts:  # a limit of power is another condition, and no part of the name
+        found = spelled(_WATTS.sub("", name))
+        return found if found and entry(CatalogKind.ACCELERATOR, found).values.get("tdp_w") == int(watts[1]) else None
     if tpu := _TPU.fullmatch(text):
-        return _TPUS[tpu[1] or tpu[2]]
+        return wordings()["accelerator"]["tpus"][tpu[1] or tpu[2]]
+    noise, form_of = (wordings()["accelerator"][name] for name in ("noise", "forms"))
     memory = [int(size) for size in _MEMORY.findall(text)]
-    parts = [w for w in _MEMORY.sub(" ", text).split() if w not in _NOISE and not _KIND.fullmatch(w)]
-    forms = {_FORMS[w] for w in parts if w in _FORMS}
-    part = "-".join(w for w in parts if w not in _FORMS)
+    parts = [w for w in _MEMORY.sub(" ", text).split() if w not in noise and not _KIND.fullmatch(w)]
+    forms = {form_of[w] for w in parts if w in form_of}
+    part = "-".join(w for w in parts if w not in form_of)
     if part not in accelerator_names() or len(forms) > 1 or len(memory) > 1:
         return None
     known = [n for n in accelerator_names() if n == part or n.startswith(f"{part}-")]

@@ -31,7 +31,7 @@ _EIGHT_BITS = (
 _INSTANCE = re.compile(
     r"[-_ ]\(?(?:instruct|base|chat|it|hf|sft|dpo|thinking|pre-?train(?:ing)?|q?lora|peft"
     r"|(?:full[- ]?)?fine-?tun(?:e|ing)|dense|moe|(?:bf16|fp16|(?:mx)?fp8|(?:mx|nv)?fp4)(?: (?:weights|training))?"
-    r"|\d{4})\)?$",
+    r"|\d{4}|\d+k(?: (?:ctx|context))?|1m|quanti[sz]ed|dynamic|w\da\d+|awq|gptq)\)?$",
     re.IGNORECASE,
 )
 """Endings of names that tell weights, tasks and formats apart, and not shapes: "llama3.1_8B-FP8-pretrain"."""

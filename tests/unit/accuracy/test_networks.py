@@ -43,6 +43,16 @@ def read_64(read_one: ReadOne, **cells: str) -> PublishedRun:
         ("2x 400Gbe Ethernet", 800),
         ("25 Gb/s Ethernet", 25),
         ("10 gigabit ethernet", 10),
+        ("8 x NDR400", 3200),
+        ("dual-rail HDR", 400),
+        ("two 100 Gb/s NICs", 200),
+        ("dual 200G", 400),
+        ("1x400Gb/s per 2 GPUs", 1600),
+        ("4 NICs of 400G shared by 8 GPUs", 1600),
+        ("800 Gbps", 800),  # more than a port of this device has
+        ("25 Gbps", 25),
+        ("3200Gbps EFAv2", 3200),
+        ("intra: NVLink 900 GB/s; inter: 8x NDR400", 3200),
     ],
 )
 def test_ports_and_rates_of_a_node(read_one: ReadOne, text: str, node_gbit: float) -> None:
@@ -73,6 +83,14 @@ def test_the_note_states_a_network_too(read_one: ReadOne) -> None:
     assert run.conditions is not None
     assert run.conditions.network == "4x100Gb/s"
     assert run.unread == ("trial 7",)
+    labelled = read_64(read_one, notes="network: 800 Gb/s per node; trial 7")
+    assert labelled.conditions is not None
+    assert (labelled.conditions.network, labelled.unread) == ("1x800Gb/s", ("trial 7",))
+
+
+def test_a_network_that_is_oversubscribed_is_said(read_one: ReadOne) -> None:
+    assert any("oversubscribed" in text for text in read_64(read_one, interconnect="2:1 oversubscribed 400G IB").unread)
+    assert any("oversubscription" in text for text in read_64(read_one, notes="2:1 oversubscribed 400G IB").assumed)
 
 
 @pytest.mark.parametrize(
