@@ -18,9 +18,6 @@ from meshwright.accuracy.statements import read_statements
 from meshwright.accuracy.tablefile import read_lines
 from meshwright.runfile.synonyms import key_for
 
-_RATIOS = {"mfu": "mfu_pct", "hfu": "hfu_pct"}
-"""Names without a unit: a column without a value above 1 is a share, any other one percent."""
-
 _PLAIN = (
     (r"(?:elapsed|training|avg|average|mean|median|total|max|maximum|peak|achieved|throughput|reserved)_", ""),
     (r"_sec(?:ond)?s?(?=_|$)", "_s"),
@@ -112,8 +109,8 @@ def _known_as(name: str) -> Column | None:
 
 
 def _of_word(word: str) -> Column | None:
-    if word in _RATIOS:
-        return Column(name=_RATIOS[word], is_ratio=True)
+    if ratio := column_names()["ratios"].get(word):
+        return Column(name=ratio, is_ratio=True)
     if word in shipped_columns() and word != PRINTED_RATE:
         return Column(name=word)
     for entry in column_names()["scaled"]:
