@@ -221,12 +221,13 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
     @cache
     def prompts_s(part: float, decoding: int) -> float:
         decode_step = step_seconds(work.take(decoding - 1).decode, rates) if decoding else None
-        return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step)) / layout.pipeline
+        ahead_s = one.prompt.is_overlapped * step_s[decoding]
+        return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step, ahead_s=ahead_s)) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
         places=places, step_s=step_s, steps=float(work.steps), prompt_steps=0.0,
-        prompts_s=prompts_s, recomputed=again,
+        prompts_s=prompts_s, recomputed=again, waited_steps=0.0 if asked.prefill_replicas else float(work.waited_steps),
     )  # fmt: skip
     step_tokens = asked.engine.batch_tokens * layout.attention_data  # where each attention group has prompts
     prompts = replace(decoding, places=10**9, steps=0.0, prompt_steps=load.computed_tokens / step_tokens)

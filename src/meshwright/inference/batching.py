@@ -2,7 +2,8 @@
 
 Requests take a place in the order in which they come, at most `places` at once. A step gives each request that decodes
 a token, and computes parts of the prompts of those before them in line. Prompts that wait are cut into as many equal
-parts as the steps that hold them, so a prompt by itself takes the steps that the estimate gives it. Its seconds:
+parts as the steps that hold them, so a prompt by itself takes the steps that the estimate gives it. Where a scheduler
+works ahead, a prompt begins after the steps that were scheduled when it came. Seconds of a step:
 
     decoding n        step_s[n]
     with prompts      step_s[n] + prompts_s(part, n), what they add to the step
@@ -35,6 +36,7 @@ class BatchingReplica:
     steps: float  # decode steps of a request, a mean; 0: it has all its tokens when its prompt is computed
     prompt_steps: float  # steps that a prompt fills, as their tokens are bounded; 0: its cache comes from elsewhere
     prompts_s: Callable[[float, int], float]  # that prompts add to a step, by their sum and the requests that decode
+    waited_steps: float = 0.0  # that are scheduled already when a request comes, a mean
     recomputed: float = 0.0  # prompts that a request computes again, where more wait than have a place
 
 
@@ -54,12 +56,18 @@ def serve(replica: BatchingReplica, ready_s: Sequence[float]) -> tuple[FloatArra
     return np.array(run.first_s), np.array(run.end_s), run.queue_s
 
 
+def _whole(mean: float, number: int) -> int:
+    """Steps of the request of this number, from 1 on: whole ones with that mean."""
+    return int(number * mean) - int((number - 1) * mean)
+
+
 class _Run:
     def __init__(self, replica: BatchingReplica, ready_s: Sequence[float]) -> None:
         self.replica, self.ready_s = replica, ready_s
         self.first_s, self.end_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
         self.prompts: deque[tuple[int, float]] = deque()  # request, what is left of its prompt; -1: computed again
         self.left = 0.0  # of all prompts
+        self.coming: deque[tuple[int, int]] = deque()  # step that a prompt begins with, request
         self.decoding: list[tuple[int, int]] = []  # a heap of (last decode step, request)
         self.crowded: set[int] = set()  # requests that took the last places while others waited
         self.now = self.queue_s = 0.0
@@ -71,16 +79,19 @@ class _Run:
 
     def admit(self) -> None:
         """Give places to those that wait."""
-        begun = self.num_admitted
+        begun, is_idle = self.num_admitted, not (self.prompts or self.decoding)
         while self.num_held < self.replica.places and self.next_s() <= self.now:
             self.num_admitted += 1
             self.num_held += 1
             if self.replica.prompt_steps:
-                self._append(self.num_admitted - 1, 1.0)
+                waited = 0 if is_idle else _whole(self.replica.waited_steps, self.num_admitted)
+                self.coming.append((self.clock + waited, self.num_admitted - 1))
             else:
                 self._begin(self.num_admitted - 1)
         if self.replica.recomputed and self.next_s() <= self.now:
             self.crowded.update(range(begun, self.num_admitted))
+        while self.coming and (self.coming[0][0] <= self.clock or not (self.prompts or self.decoding)):
+            self._append(self.coming.popleft()[1], 1.0)
 
     def advance(self) -> None:
         """One step with prompts, or the decode steps until a request ends or comes."""
@@ -90,7 +101,7 @@ class _Run:
             part = self.left / (ceil(self.left * replica.prompt_steps - ROUNDING) or 1)
             step_s += replica.prompts_s(part, len(self.decoding))
         else:
-            count = self.decoding[0][0] - self.clock
+            count = min(self.decoding[0], (self.coming or self.decoding)[0])[0] - self.clock
             if not is_full and self.next_s() < inf:
                 count = min(count, max(ceil((self.next_s() - self.now) / step_s - ROUNDING), 1))
         begun, self.now = self.now, self.now + count * step_s
@@ -128,7 +139,7 @@ class _Run:
     def _begin(self, request: int) -> None:
         """The request has its first token and decodes the others, or has ended."""
         self.first_s[request] = self.now
-        steps = int((request + 1) * self.replica.steps) - int(request * self.replica.steps)
+        steps = _whole(self.replica.steps, request + 1)
         heapq.heappush(self.decoding, (self.clock + steps, request))
         if not steps:
             self._end_decoded()

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from meshwright.errors import InfeasibleError, InputError
-from meshwright.inference.formats import StorageFormat
+from meshwright.files import toml_table
+from meshwright.inference.formats import DATA, StorageFormat
 from meshwright.inference.layout import ServingLayout, check_layout, legal_layouts
 from meshwright.inference.memory import cache_split, session_bytes, session_bytes_on_device, weight_bytes
 from meshwright.specs.estimate import Shortfall
@@ -44,10 +44,7 @@ class Reserve:
 @cache
 def shipped_reserve() -> Reserve:
     """The reserve that applies where none is given."""
-    import tomllib
-
-    text = (files("meshwright.inference") / "data" / "reserve.toml").read_text(encoding="utf-8")
-    return Reserve(**tomllib.loads(text))
+    return Reserve(**toml_table(DATA / "reserve.toml"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from meshwright.catalog.models import stored_as
+from meshwright.files import toml_table
+from meshwright.inference.formats import DATA
 from meshwright.inference.positions import config_of
 from meshwright.specs.model import Model
 
-USUAL_PRECISION = "bf16"
+TABLE, USUAL_PRECISION = DATA / "checkpoints.toml", "bf16"
 GROUPED = ("int4", "w8a16")
 """Formats whose groups may have another size than 128 values; -1 is a whole column."""
 
@@ -26,13 +26,13 @@ def own_precision(name: str, model: Model) -> tuple[str, str | None]:
     """
     config, stated = config_of(name), stored_as(name)
     if config is None and not stated:
-        found = _table()["models"].get(model.name)
+        found = toml_table(TABLE)["models"].get(model.name)
     else:
         quantised = stated if config is None else config.get("quantization_config")
         if not quantised or quantised in (("bf16",), ("fp16",), ("f16",)):
             return USUAL_PRECISION, None
         method, group = ("-".join(map(str, quantised)), None) if config is None else _method(quantised)
-        found = _table()["methods"].get(method)
+        found = toml_table(TABLE)["methods"].get(method)
         if found is None:
             return USUAL_PRECISION, (
                 f"the checkpoint of {model.name} is quantised by a method without an estimate ({method}): weights in "
@@ -63,10 +63,3 @@ def _method(quantised: Any) -> tuple[str, Any]:
         case {"quant_method": method}:
             return str(method), None
     return str(quantised), None
-
-
-@cache
-def _table() -> dict[str, dict[str, str]]:
-    import tomllib
-
-    return tomllib.loads((files("meshwright.inference") / "data" / "checkpoints.toml").read_text(encoding="utf-8"))

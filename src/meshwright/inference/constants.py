@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
 
 from meshwright.arrays import FloatArray
 from meshwright.cost.rates import system_rates
-from meshwright.inference.formats import computed_in
+from meshwright.files import toml_table
+from meshwright.inference.formats import DATA, computed_in
 from meshwright.inference.rates import ServingRates
 from meshwright.inference.serving import EngineTraits
 from meshwright.inference.work import Placed, Served
@@ -38,72 +38,7 @@ class ConstantPrior:
     reason: str
 
 
-PRIORS = (
-    ConstantPrior(
-        name="gemm_ratio", median=1.0, sd=0.2, by={"recipe": 0.25},
-        reason="of the share of the dense peak that the training calibration gives for this device and format",
-    ),
-    ConstantPrior(
-        name="grouped_ratio", median=0.75, sd=0.3, by={"recipe": 0.2},
-        reason="grouped GEMMs of experts against plain ones: 0.77 in the training calibration",
-    ),
-    ConstantPrior(
-        name="dot_ratio", median=0.5, sd=0.3, by={},
-        reason="of gemm_ratio, below an engine's tile: dot products load each weight for every token (llama.cpp, CPU)",
-    ),
-    ConstantPrior(
-        name="attention_ratio", median=0.45, sd=0.25, by={"architecture": 0.2},
-        reason="fused attention, forward: 0.46 to 0.48 of the 16-bit peak in the training calibration",
-    ),
-    ConstantPrior(
-        name="memory_ratio", median=0.8, sd=0.1, by={"architecture": 0.1},
-        reason="streaming kernels: 0.85 of the nominal bandwidth in the training calibration, less in short kernels",
-    ),
-    ConstantPrior(
-        name="cache_ratio", median=0.8, sd=0.25, by={"architecture": 0.2},
-        reason="of memory_ratio: pages of the cache are short reads, and a batch of uneven sequences leaves units idle",
-    ),
-    ConstantPrior(
-        name="elementwise_accesses", median=10.0, sd=0.4, by={"engine": 0.2},
-        reason="two norms, two residual additions, rotary embedding, activation, quantisation of a layer, partly fused",
-    ),
-    ConstantPrior(
-        name="collective_factor", median=1.0, sd=0.3, by={"architecture": 0.2, "engine": 0.2},
-        reason="bytes of a collective, against NCCL as calibrated for training; engines have all-reduces of their own",
-    ),
-    ConstantPrior(
-        name="collective_s", median=1e-5, sd=0.25, by={"architecture": 0.3},
-        reason="one-shot all-reduce kernels of inference engines take 6 to 15 microseconds for a few tokens",
-    ),
-    ConstantPrior(
-        name="layer_s", median=3e-5, sd=0.25, by={"engine": 0.4, "architecture": 0.3},
-        reason="about ten kernels a layer of 2 to 4 microseconds between start and end each, under CUDA graphs",
-    ),
-    ConstantPrior(
-        name="moe_layer_s", median=2e-5, sd=0.3, by={"engine": 0.4, "architecture": 0.3},
-        reason="router, top-k, permutation and grouped GEMMs: some five to ten further kernels",
-    ),
-    ConstantPrior(
-        name="eager_layer_s", median=4e-4, sd=0.5, by={"engine": 0.4},
-        reason="steps with prompts have no CUDA graph: 20 to 40 operators a layer of 10 to 20 microseconds in Python",
-    ),
-    ConstantPrior(
-        name="host_s", median=1e-3, sd=0.4, by={"engine": 0.6},
-        reason="scheduler, sampling and detokenising per step: below 1 ms overlapped, several ms in Python",
-    ),
-    ConstantPrior(
-        name="sequence_s", median=5e-6, sd=0.4, by={"engine": 0.6},
-        reason="host work per running sequence and step",
-    ),
-    ConstantPrior(
-        name="token_s", median=3e-6, sd=0.5, by={"engine": 0.3},
-        reason="a tokeniser reads 200,000 to 500,000 tokens a second on one core",
-    ),
-    ConstantPrior(
-        name="request_s", median=2e-3, sd=0.7, by={"engine": 0.5},
-        reason="HTTP, tokenising, admission and the first answer of a request: milliseconds in Python",
-    ),
-)  # fmt: skip
+PRIORS = tuple(ConstantPrior(name=name, **row) for name, row in toml_table(DATA / "priors.toml").items())
 """Constants and what was believed of them before any row was read."""
 
 Factors = Mapping[str, str]
@@ -124,6 +59,7 @@ def factors_of(served: Served, engine: EngineTraits) -> Factors:
     found = {
         "architecture": device.architecture,
         "recipe": f"{device.architecture}/{computed_in(served.weights, device)}",
+        "vendor": device.vendor,
         "engine": engine.name,
     }
     return found | ({SERVER: engine.server} if engine.server else {})
@@ -268,8 +204,7 @@ def shipped_constants() -> ServingCalibration:
     """The constants of `data/constants.json`."""
     import json
 
-    text = (files("meshwright.inference") / "data" / "constants.json").read_text(encoding="utf-8")
-    return calibration_from(json.loads(text))
+    return calibration_from(json.loads((DATA / "constants.json").read_text(encoding="utf-8")))
 
 
 def calibration_from(document: Mapping[str, Any]) -> ServingCalibration:

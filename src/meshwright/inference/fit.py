@@ -13,7 +13,6 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,6 +21,7 @@ from scipy.optimize import least_squares
 from meshwright.arrays import FloatArray
 from meshwright.files import write_atomically
 from meshwright.inference.constants import ServingCalibration
+from meshwright.inference.formats import DATA
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
 from meshwright.inference.predict import FIRST_TOKEN, NORMAL_80, derivatives, interval_group, log_predictor
 
@@ -31,8 +31,6 @@ and conditions that rows leave out (batch limits, request counts) by as much."""
 
 ROWS_OF_A_SOURCE = 10
 """Rows of a source that count in full."""
-
-DATA = Path(__file__).parent / "data" / "constants.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,10 +173,10 @@ def main() -> None:
     """Fit, and write the data file."""
     argparse.ArgumentParser(description=__doc__).parse_args()
     points = [p for p in read_points(shipped_points_path()) if p.conditions is not None]
-    held_out = leave_one_source_out(points)
+    held_out, path = leave_one_source_out(points), DATA / "constants.json"
     calibration = with_spread(fit(points), held_out)
-    write_atomically(DATA, json.dumps(document_of(calibration, held_out), indent=1) + "\n")
-    print(f"{DATA}: {calibration.num_rows} rows, {len(calibration.sources)} sources")
+    write_atomically(path, json.dumps(document_of(calibration, held_out), indent=1) + "\n")
+    print(f"{path}: {calibration.num_rows} rows, {len(calibration.sources)} sources")
 
 
 if __name__ == "__main__":

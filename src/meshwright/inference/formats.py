@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from importlib.resources import files
+from pathlib import Path
 from types import MappingProxyType
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.files import toml_table
 from meshwright.specs.hardware import Accelerator
+
+DATA = Path(__file__).parent / "data"
 
 FP4 = "fp4"
 """Four bits in the block format of the accelerator's vendor: mxfp4 on AMD, nvfp4 on others."""
@@ -44,10 +47,8 @@ KEPT_BYTES = 2.0
 
 
 def _table(of: str) -> Mapping[str, StorageFormat]:
-    import tomllib
-
-    text = (files("meshwright.inference") / "data" / "formats.toml").read_text(encoding="utf-8")
-    return MappingProxyType({name: StorageFormat(name=name, **row) for name, row in tomllib.loads(text)[of].items()})
+    rows = toml_table(DATA / "formats.toml")[of]
+    return MappingProxyType({name: StorageFormat(name=name, **row) for name, row in rows.items()})
 
 
 WEIGHT_FORMATS, CACHE_FORMATS = _table("weights"), _table("cache")

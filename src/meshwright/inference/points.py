@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +23,13 @@ from meshwright.accuracy.spelling import catalogued
 from meshwright.accuracy.statements import Statements, read_statements
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InfeasibleError, InputError, UnknownNameError
+from meshwright.files import toml_table
 from meshwright.inference.capacity import shipped_reserve
-from meshwright.inference.formats import StorageFormat, cache_format, computed_in, usual_cache, weight_format
+from meshwright.inference.formats import DATA, StorageFormat, cache_format, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import ServingLayout, check_layout
 from meshwright.inference.memory import served
 from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, batch_limit
-from meshwright.inference.stated import data_file, read_stated, share, spellings, unused
+from meshwright.inference.stated import read_stated, share, spellings, unused
 from meshwright.inference.work import Served
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
@@ -103,7 +103,7 @@ class PublishedPoint:
 
 def shipped_points_path() -> Path:
     """The shipped CSV of published points."""
-    return Path(str(files("meshwright.inference") / "data" / "points.csv"))
+    return DATA / "points.csv"
 
 
 def read_points(path: str | Path) -> list[PublishedPoint]:
@@ -476,16 +476,17 @@ def _rounds(row: CsvRow, assumed: list[str]) -> float:
 @cache
 def engines() -> dict[str, EngineTraits]:
     """Inference engines by name."""
-    named = ("prefixes", "before", "before_date")
+    named = ("prefixes", "before", "before_date", "constants")
     return {
-        name: EngineTraits(name=name, **{key: value for key, value in values.items() if key not in named})
+        name: EngineTraits(
+            name=values.get("constants", name), **{key: value for key, value in values.items() if key not in named}
+        )
         for name, values in _engine_data().items()
     }
 
 
-@cache
 def _engine_data() -> dict[str, dict[str, Any]]:
-    return {name: values for name, values in data_file("engines.toml").items() if name != "sources"}
+    return {name: values for name, values in toml_table(DATA / "engines.toml").items() if name != "sources"}
 
 
 def _engine(row: CsvRow, said: Statements) -> EngineTraits:
@@ -494,7 +495,7 @@ def _engine(row: CsvRow, said: Statements) -> EngineTraits:
     return replace(engine_of(row.text("framework"), date=measured[1] if measured else ""), **stated)
 
 
-_STATED = ("batch_tokens", "polled_steps", "max_sequences")
+_STATED = ("batch_tokens", "graph_tokens", "polled_steps", "max_sequences")
 """Traits of an engine by the options of SGLang, vLLM and TensorRT-LLM that a note has."""
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from meshwright.catalog.models import model_of_repository
+from meshwright.files import toml_table
 from meshwright.hub import is_hub_name
+from meshwright.inference.formats import DATA
 from meshwright.json_values import load_json
 from meshwright.specs.model import Model
 
@@ -22,7 +22,7 @@ def trained_positions(name: str, model: Model) -> int | None:
     """
     config = config_of(name)
     if config is None:
-        return _table().get(model.name)
+        return toml_table(DATA / "positions.toml").get(model.name)
     found = config.get("max_position_embeddings")
     return found if type(found) is int and found > 0 else None
 
@@ -53,11 +53,3 @@ def positions_note(name: str, model: Model, tokens: int) -> str | None:
         f"{tokens:,} tokens are more than the {positions:,} positions that {model.name} was trained for: engines "
         "refuse them unless positions are scaled"
     )
-
-
-@cache
-def _table() -> dict[str, int]:
-    import tomllib
-
-    text = (files("meshwright.inference") / "data" / "positions.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)

@@ -2,15 +2,15 @@
 
     linear      ((weights / B r)^p + (GEMM / P u + grouped / P u_g)^p)^(1/p)   the smooth maximum of a roofline, p = 4
     attention   the same of cached bytes / B r r_c and FLOPs / P16 u_a
-    device      linear + attention + elementwise / B r + c collectives + dispatch + layers l + MoE layers l_e
-    step        device + host h + sequences h_s
+    device      linear + attention + elementwise / B r + c collectives + dispatch + kernels l + sequences h_s
+    step        device + host h, or their smooth maximum where the host schedules the next step meanwhile
 
 P dense peak of the GEMM's format, P16 of 16 bits, B memory bandwidth. u, u_g, u_a, r, r_c: shares that kernels reach.
 A GEMM of fewer tokens than the engine's tile reaches u_d of the others' rate (llama.cpp on a CPU). c: seconds of
 collectives over those of `cost.collectives`, as engines have all-reduces of their own; it is not for the dispatch.
-l: launches and gaps of one layer's kernels. h, h_s: scheduling and sampling on the host, by engine; a request has a
-further time outside of all steps, in which its prompt is tokenised.
-A step with prompts has no CUDA graph: it takes at least the time in which the host starts its kernels, layer by layer.
+l: start and end of a kernel. h: scheduling; h_s: sampling and what waits for it, by engine; a request has a further
+time outside of all steps, in which its prompt is tokenised.
+A step with prompts has no CUDA graph but for few tokens: it takes at least the time in which the host starts kernels.
 Williams et al. 2009 for the roofline.
 """
 
@@ -43,9 +43,8 @@ class ServingRates(Table):
     elementwise_accesses: Array  # times that a hidden state is read and written in one layer
     collective_factor: Array
     collective_s: Array  # further seconds of one collective: synchronisation of ranks
-    layer_s: Array
-    moe_layer_s: Array
-    eager_layer_s: Array  # in which the host starts the kernels of a layer, where no graph holds them
+    kernel_s: Array  # between the ends of two kernels that do nearly nothing
+    eager_kernel_s: Array  # in which the host starts a kernel that no graph holds
     host_s: Array
     sequence_s: Array
     token_s: Array  # of a token of a prompt, outside of its steps: tokenising
@@ -84,7 +83,7 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
     gemm = rates.gemm_peak * rates.gemm_ratio
     math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
     math_s = math_s * np.where(work.is_tiled, 1.0, 1 / rates.dot_ratio)
-    return StepSeconds(
+    found = StepSeconds(
         linear=smooth_maximum(work.weight_bytes / memory, math_s),
         attention=smooth_maximum(
             work.cache_bytes / (memory * rates.cache_ratio),
@@ -94,19 +93,21 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
         communication=work.collective_s * rates.collective_factor
         + work.dispatch_s
         + work.num_collectives * rates.collective_s,
-        launches=work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s,
-        host=rates.host_s + work.sequences * rates.sequence_s,
+        launches=work.num_kernels * rates.kernel_s,
+        host=work.sequences * rates.sequence_s,
     )
+    hidden_s = smooth_maximum(found.total, rates.host_s) - found.total
+    return replace(found, host=found.host + np.where(work.is_overlapped, hidden_s, rates.host_s))
 
 
 def prefill_seconds(
-    work: StepWork, rates: ServingRates, num_steps: Array, *, eager_layers: Array = 0.0,
+    work: StepWork, rates: ServingRates, num_steps: Array, *, eager_s: Array = 0.0,
     decode_step: StepSeconds | None = None, mixes: Array = 1.0,
 ) -> StepSeconds:  # fmt: skip
     """Seconds that prompts add to the steps that carry them.
 
     work: all tokens of one prompt. num_steps: steps that one prompt fills, a fraction where several share one. Weights,
-    launches and the host are paid once per step. eager_layers: layers whose kernels the host starts one by one.
+    launches and the host are paid once per step. eager_s: in which the host starts the kernels of all steps.
     decode_step: a step of the tokens that are decoded beside the prompts, which has read weights and started kernels
     already. mixes: 1 where a step decodes beside prompts, 0 where prompts have steps of their own.
     """
@@ -128,9 +129,8 @@ def prefill_seconds(
         communication=work.collective_s * rates.collective_factor
         + work.dispatch_s
         + own * work.num_collectives * rates.collective_s,
-        launches=own * (work.num_layers * rates.layer_s + work.num_moe_layers * rates.moe_layer_s),
-        host=own * rates.host_s,
+        launches=own * work.num_kernels * rates.kernel_s,
+        host=own * rates.host_s * (1 - work.is_overlapped),
     )
     device_s = found.total + (0.0 if decode_step is None else shared * decode_step.total)
-    eager_s = num_steps * eager_layers * rates.eager_layer_s
     return replace(found, launches=found.launches + smooth_maximum(device_s, eager_s) - device_s)

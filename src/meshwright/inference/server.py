@@ -34,6 +34,7 @@ from meshwright.inference.serving import (
     RequestLoad,
     Steady,
     batch_limit,
+    eager_s,
     request_work,
     steady,
 )
@@ -97,10 +98,12 @@ def states(asked: Server, load: RequestLoad, batches: Array) -> Steady:
     limit = BatchLimit(sequences=batches, binds="concurrency")
     load = replace(load, concurrency=None, lockstep=load.lockstep and not asked.prefill_replicas)
     work = request_work(asked.decoding, load, asked.engine, limit)
-    found = steady(work, asked.rates)
     if not asked.prefill_replicas:
-        return found
-    prompt = prefill_seconds(work.prompt, asked.rates, work.token_steps, eager_layers=work.eager_layers)
+        return steady(work, asked.rates)
+    found = steady(replace(work, waited_steps=0.0), asked.rates)
+    prompt = prefill_seconds(
+        work.prompt, asked.rates, work.token_steps, eager_s=eager_s(work, asked.rates, work.token_steps)
+    )
     return _disaggregated(asked, load, batches, replace(found, prompt=prompt))
 
 

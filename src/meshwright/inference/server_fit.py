@@ -31,7 +31,7 @@ from meshwright.inference.predict import derivatives, log_predictor
 from meshwright.inference.serving import EngineTraits
 from meshwright.json_values import load_json
 
-SCHEMA = "meshwright serving calibration 1"
+SCHEMA = "meshwright serving calibration 2"
 
 MODEL_SD = 0.1
 """Standard deviation of a load's logarithm that the fit assumes besides the spread of its repeats."""

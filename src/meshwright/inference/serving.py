@@ -9,10 +9,12 @@ steps and shares the device with the prompts of the others:
     output tokens/s     replicas x B x o / time of a request
     total tokens/s      output x (i + o) / o
 
-Where the scheduler looks for new requests after n decode steps only, a request waits (n - 1) / 2 steps more.
+Where the scheduler looks for new requests after n decode steps only, a request waits (n - 1) / 2 steps more, and one
+more for each step that is scheduled while another runs, unless the server is idle.
 
 t_prefill is what a prompt adds to a step that decodes beside it, or a step of its own where the engine does not mix
-them. A step with prompts takes at least the time in which the host starts its kernels.
+them. A step with prompts takes at least the time in which the host starts its kernels, those of attention alone where
+its tokens are few enough for a graph.
 
 With p pipeline stages, p parts of the batch are on their way at once: a step is that of B/p requests, and a stage is
 busy with a prompt for a p-th of its time.
@@ -49,7 +51,7 @@ from meshwright.inference.batching import ROUNDING
 from meshwright.inference.capacity import CapacityQuestion, Reserve, device_memory
 from meshwright.inference.memory import session_bytes_on_device, without_windows
 from meshwright.inference.rates import ServingRates, StepSeconds, prefill_seconds, step_seconds
-from meshwright.inference.work import Served, StepWork, drafting_work, step_work
+from meshwright.inference.work import Served, StepWork, drafting_work, kernels, step_work
 
 MAX_TOKENS = 10**9
 MAX_CONCURRENCY = 10**9
@@ -111,7 +113,9 @@ class EngineTraits:
     mixes_prompts: bool = True  # a step computes prompts and decodes; False: in steps of their own
     windowed_cache: bool = True  # layers with a sliding window keep its tokens only
     eager_prompts: bool = True  # the host starts the kernels of a step with prompts one by one, from Python
+    graph_tokens: int = 0  # of a step with prompts that is a graph but for attention, at most
     polled_steps: int = 1  # decode steps after which the scheduler looks for new requests again
+    steps_ahead: int = 0  # that are scheduled while one runs: the host works beside the device
     tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
     server: str = ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
 
@@ -165,7 +169,12 @@ def _prompt_bound(load: RequestLoad, engine: EngineTraits) -> float:
     prompt_steps = load.computed_tokens / engine.batch_tokens
     if load.steps and not engine.mixes_prompts:
         return inf  # prompts have steps of their own, for which those that decode wait
-    return load.steps / prompt_steps + max(1 / prompt_steps, 1.0)
+    return (load.steps + waited_steps(load, engine)) / prompt_steps + max(1 / prompt_steps, 1.0)
+
+
+def waited_steps(load: RequestLoad, engine: EngineTraits) -> float:
+    """Decode steps before that in which the scheduler of a busy server looks at a new request, a mean."""
+    return (engine.polled_steps - 1) / 2 + engine.steps_ahead if load.steps else 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +185,9 @@ class RequestWork(Table):
     prompt: StepWork
     prompt_steps: Array  # steps that carry one prompt, a fraction where others share them
     token_steps: Array  # of them where all are full: by the tokens of a step alone
-    eager_layers: Array  # whose kernels the host starts one by one in these steps; layers of experts have twice as many
+    eager_kernels: Array  # that the host starts one by one in a step with prompts
+    cut_kernels: Array  # the same where all but attention is a graph
+    graph_share: Array  # most tokens of such a step, by those of a full one
     mixes: Array  # 1: these steps decode tokens too
     sequences: Array  # in flight on one replica
     waiting: Array  # requests per one in flight, those that wait for a place included
@@ -188,7 +199,7 @@ class RequestWork(Table):
     stages: Array  # pipeline stages: as many parts of the batch are on their way at once
     recomputed: Array  # prompts that are computed again for each request
     rounds: Array  # of a benchmark that begins with all requests at once; 0: endless
-    polled_steps: Array  # decode steps between two looks of the scheduler for new requests
+    waited_steps: Array  # whole decode steps before a request is looked at
     cohort: Array  # prompts that are computed together in lockstep; 0: requests are not in step
 
 
@@ -202,14 +213,17 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     )
     steps = load.steps
     ended = np.maximum((part - 1) / max(steps, 1.0), LEAST)  # others by a step, in the mean: as many begin
+    overlapped = float(engine.steps_ahead > 0)
     shared = ended / -np.expm1(-ended)  # prompts of a step that has any, where they begin by chance
     drafting = drafting_work(of, sequences=part, context=load.context, drafted=load.drafted_per_step)
     return RequestWork(
-        decode=decode if drafting is None else decode.plus(drafting),
-        prompt=prompt_work(of, load, engine.batch_tokens),
+        decode=replace(decode if drafting is None else decode.plus(drafting), is_overlapped=overlapped),
+        prompt=replace(prompt_work(of, load, engine.batch_tokens), is_overlapped=overlapped),
         prompt_steps=np.maximum(load.computed_tokens / engine.batch_tokens, 1 / shared),
         token_steps=load.computed_tokens / engine.batch_tokens,
-        eager_layers=float(engine.eager_prompts) * (of.model.num_layers + of.model.num_moe_layers),
+        eager_kernels=float(engine.eager_prompts) * kernels(of.model)[0],
+        cut_kernels=float(engine.eager_prompts) * kernels(of.model)[1],
+        graph_share=engine.graph_tokens / engine.batch_tokens,
         mixes=float(engine.mixes_prompts),
         sequences=batch,
         waiting=asked / batch,
@@ -221,7 +235,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         stages=of.layout.pipeline,
         recomputed=recomputed(load, limit, engine, of.layout.replicas),
         rounds=load.rounds,
-        polled_steps=engine.polled_steps,
+        waited_steps=waited_steps(load, engine),
         cohort=np.clip(engine.batch_tokens / load.computed_tokens, 1.0, np.maximum(batch, 1.0))
         if load.lockstep
         else 0.0,
@@ -280,19 +294,20 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     step = step_seconds(work.decode, rates)
     batch, decode_s = work.sequences, work.steps * step.total
     shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
+    ahead_s = work.prompt.is_overlapped * np.clip(batch - 1, 0.0, 1.0) * step.total
     prompt = prefill_seconds(
         work.prompt,
         rates,
         work.prompt_steps,
-        eager_layers=work.eager_layers,
+        eager_s=eager_s(work, rates, work.prompt_steps, ahead_s=ahead_s),
         decode_step=step,
         mixes=work.mixes * (work.steps > 0) * np.clip(batch - 1, 0.0, 1.0),
     )
-    outside = outside_s(work, rates) + (work.polled_steps - 1) / 2 * step.total
+    outside = outside_s(work, rates) + work.waited_steps * np.clip(batch - 1, 0.0, 1.0) * step.total
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
     cohorts_s = cohort_s(work, rates, together)
-    own_s = np.where(in_step, cohorts_s, prefill_steps_s(work, rates, 1.0))
+    own_s = np.where(in_step, cohorts_s, prefill_steps_s(work, rates, 1.0, ahead_s=ahead_s))
     others_s = np.where(in_step, cohorts_s, prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
     others = np.maximum(shared / together / work.stages - 1, 0.0)
@@ -301,7 +316,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     gaps = work.output_tokens - 1
     several = gaps > 0
     itl_s = np.maximum(request_s - outside - own_s, 0.0) / (gaps + (1 - several)) * several
-    one_s = np.where(in_step, own_s, isolated_prefill_s(work, rates))
+    one_s = np.where(in_step, own_s, isolated_prefill_s(work, rates, ahead_s))
     full = np.clip(1 / work.token_steps, 1.0, shared)  # prompts of the first round's steps, which end together
     first_s = (shared / full + 1) / 2 * cohort_s(work, rates, full) / work.stages - one_s
     first_s = np.maximum(first_s + (shared - 1) / 2 * work.input_tokens * rates.token_s, 0.0)
@@ -326,20 +341,31 @@ def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
     return prefill_steps_s(work, rates, np.maximum(count, work.groups), groups=work.groups)
 
 
-def isolated_prefill_s(work: RequestWork, rates: ServingRates) -> Array:
+def isolated_prefill_s(work: RequestWork, rates: ServingRates, ahead_s: Array = 0.0) -> Array:
     """Seconds of the steps of one prompt that shares them with no other prompt."""
-    return work.groups * prefill_steps_s(work, rates, 1.0)
+    return work.groups * prefill_steps_s(work, rates, 1.0, ahead_s=ahead_s)
 
 
 def prefill_steps_s(
-    work: RequestWork, rates: ServingRates, count: Array, *, groups: Array = 1.0, decode_step: StepSeconds | None = None
-) -> Array:
+    work: RequestWork, rates: ServingRates, count: Array, *, groups: Array = 1.0,
+    decode_step: StepSeconds | None = None, ahead_s: Array = 0.0,
+) -> Array:  # fmt: skip
     """Seconds of the steps of `count` prompts on so many attention groups, or what they add to steps that decode."""
     several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
     num_steps = np.ceil(count / groups * work.token_steps - ROUNDING)
     return prefill_seconds(
-        several, rates, num_steps, eager_layers=work.eager_layers, decode_step=decode_step, mixes=work.mixes
-    ).total
+        several, rates, num_steps, eager_s=eager_s(work, rates, num_steps, count=count / groups, ahead_s=ahead_s),
+        decode_step=decode_step, mixes=work.mixes,
+    ).total  # fmt: skip
+
+
+def eager_s(
+    work: RequestWork, rates: ServingRates, num_steps: Array, *, count: Array = 1.0, ahead_s: Array = 0.0
+) -> Array:
+    """Seconds in which the host starts the kernels of the steps of `count` prompts, `ahead_s` of them before these."""
+    is_graph = count * work.token_steps / num_steps <= work.graph_share
+    started = np.where(is_graph, work.cut_kernels, work.eager_kernels) * rates.eager_kernel_s
+    return np.maximum(num_steps * started - np.minimum(num_steps, 1.0) * ahead_s, 0.0)
 
 
 def outside_s(work: RequestWork, rates: ServingRates) -> Array:

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import re
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.statements import Clause, Statements, read_statements
+from meshwright.files import toml_table
+from meshwright.inference.formats import DATA
 
 _LABELS = re.compile(r"\b(?:ttft_ms|measured|model_path)=\S*")
 """Facts that a note repeats from elsewhere."""
 
 
-@cache
-def data_file(name: str) -> dict[str, Any]:
-    """A table of `inference/data`."""
-    import tomllib
-
-    return tomllib.loads((files("meshwright.inference") / "data" / name).read_text(encoding="utf-8"))
-
-
 def spellings() -> dict[str, Any]:
     """Words of published points (`points.toml`)."""
-    return data_file("points.toml")
+    return toml_table(DATA / "points.toml")
 
 
 def read_stated(row: CsvRow) -> Statements:

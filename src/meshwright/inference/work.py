@@ -65,9 +65,9 @@ class StepWork(Table):
     collective_s: Array
     num_collectives: Array
     dispatch_s: Array
-    num_layers: Array  # on the device, times the stages that a token passes
-    num_moe_layers: Array
+    num_kernels: Array  # of all layers that a token passes, collectives aside
     sequences: Array  # that get a token in this step, of one replica
+    is_overlapped: Array = 0.0  # 1: the host prepares the next step while the device computes this one
     is_tiled: Array  # 1: GEMMs have enough tokens for the engine's tiles; 0: they are dot products
 
     def plus(self, other: StepWork) -> StepWork:
@@ -114,8 +114,7 @@ def step_work(
         collective_s=collective_s,
         num_collectives=num_collectives,
         dispatch_s=_dispatch_s(of, per_group) if layout.attention_data > 1 else 0.0,
-        num_layers=model.num_layers,
-        num_moe_layers=model.num_moe_layers,
+        num_kernels=kernels(model)[0],
         sequences=sequences,
         is_tiled=np.where(per_group >= tile_tokens, 1.0, 0.0),
     )  # fmt: skip
@@ -137,6 +136,26 @@ def prediction_module(model: Model) -> Model | None:
         return None
     experts = None if model.experts is None else replace(model.experts, num_dense_layers=0)
     return replace(model, num_layers=1, num_mtp_layers=0, experts=experts)
+
+
+# --- kernels ---
+
+
+@cache
+def kernels(model: Model) -> tuple[int, int]:
+    """(kernels that engines start for all layers, those of them between the GEMMs of attention), as in vLLM 0.11.
+
+    models/llama.py, deepseek_v2.py: norm, projections, norms of queries and keys, rotary embedding, a write to the
+    cache, attention and the sum of its parts, output; with latents the projections into and out of them, too. A block:
+    norm, two GEMMs with the activation between. Experts (layers/fused_moe): norm, router, top-k, two that sort tokens,
+    two GEMMs with the activation between, the weighted sum; shared ones: a block without norm, and an addition.
+    """
+    latent = model.attention.kind is AttentionKind.MLA
+    inside = 5 if latent else 4 + model.attention.qk_norm
+    attention = inside + (5 if latent else 3)
+    experts = 9 + (1 if model.experts is not None and model.experts.num_shared else 0)
+    layers = attention * model.num_layers + 4 * model.num_dense_layers + experts * model.num_moe_layers
+    return layers, inside * model.num_layers
 
 
 # --- weights ---

@@ -79,6 +79,14 @@ def test_steps_are_shared_and_prompts_lengthen_them():
     assert end_s.tolist() == [7.25, 7.25, 10.25]
 
 
+def test_a_prompt_begins_after_the_steps_that_are_scheduled_when_it_comes():
+    """The first finds an idle replica. The second comes in its second decode step, and waits for one more."""
+    one = replica(step_s=[0.0, 1.0, 1.0], steps=9.0, waited_steps=1.0)
+    first_s, end_s, _queue_s = serve(one, [0.0, 2.0])
+    assert first_s.tolist() == [0.5, 5.0]
+    assert end_s.tolist() == [10.0, 14.0]
+
+
 def test_places_are_taken_in_order_and_a_queue_is_counted():
     first_s, end_s, queue_s = serve(replica(places=1, step_s=[0.0, 1.0], steps=2.0, prompt_steps=0.0), [0.0, 0.5, 10.0])
     assert first_s.tolist() == [0.0, 2.0, 10.0]

@@ -9,13 +9,14 @@ import pytest
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.huggingface import model_from_hub
-from meshwright.inference.checkpoint import _table, own_precision
+from meshwright.files import toml_table
+from meshwright.inference.checkpoint import TABLE, own_precision
 from meshwright.inference.formats import WEIGHT_FORMATS
 from meshwright.inference.positions import config_of
 
 
 def test_every_row_of_the_table_is_a_model_and_a_format():
-    for name, precision in _table()["models"].items():
+    for name, precision in toml_table(TABLE)["models"].items():
         found, note = own_precision(name, catalog.model(name))
         assert found == precision
         assert found in WEIGHT_FORMATS

@@ -10,7 +10,8 @@ import pytest
 from meshwright.api.inference import ENGINES
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError, UnknownNameError
-from meshwright.inference.checkpoint import _table
+from meshwright.files import toml_table
+from meshwright.inference.checkpoint import TABLE
 from meshwright.inference.formats import WEIGHT_FORMATS, check_run, computed_in, weight_format
 from meshwright.inference.memory import parameters, weight_bytes
 
@@ -36,7 +37,7 @@ def test_groups_of_other_formats_and_sizes_are_refused(name):
 
 
 def test_every_format_that_a_checkpoint_states_is_known():
-    for name in _table()["methods"].values():
+    for name in toml_table(TABLE)["methods"].values():
         assert weight_format(name, H100).is_quantised
     architectures = {catalog.accelerator(name).architecture for name in catalog.accelerator_names()}
     text = (files("meshwright.inference") / "data" / "formats.toml").read_text(encoding="utf-8")

@@ -11,7 +11,8 @@ import pytest
 from meshwright.answers.serving_accuracy import serving_accuracy
 from meshwright.errors import InputError
 from meshwright.inference.constants import shipped_constants
-from meshwright.inference.fit import DATA, fit
+from meshwright.inference.fit import fit
+from meshwright.inference.formats import DATA
 from meshwright.inference.points import COLUMNS, PointReason, Quantity, read_points, shipped_points_path, source_key
 from meshwright.inference.predict import predict_points
 
@@ -61,18 +62,20 @@ def test_the_cache_of_gpt_oss_has_16_bits_on_hopper_and_8_on_blackwell():
 
 
 @pytest.mark.parametrize(
-    ("note", "batch_tokens", "polled_steps"),
+    ("note", "batch_tokens", "polled_steps", "graph_tokens"),
     [
-        ("", 8192, 1),
-        ("x.sh: --chunked-prefill-size=196608 --num-continuous-decode-steps=4", 196_608, 4),
-        ("--chunked-prefill-size 16384 --scheduler-recv-interval 30", 16_384, 30),
-        ("max-num-batched-tokens 4096", 4096, 1),
-        ("--max_num_tokens 20000", 20_000, 1),
+        ("", 8192, 1, 0),
+        ("x.sh: --chunked-prefill-size=196608 --num-continuous-decode-steps=4", 196_608, 4, 0),
+        ("--chunked-prefill-size 16384 --scheduler-recv-interval 30", 16_384, 30, 0),
+        ("max-num-batched-tokens 4096", 4096, 1, 0),
+        ("max-cudagraph-capture-size: 2048", 8192, 1, 2048),
+        ("--max_num_tokens 20000", 20_000, 1, 0),
     ],
 )
-def test_options_that_a_note_states_are_those_of_the_engine(point, note, batch_tokens, polled_steps):
+def test_options_that_a_note_states_are_those_of_the_engine(point, note, batch_tokens, polled_steps, graph_tokens):
     found = point(framework="sglang 0.5.9", note=note).conditions.engine
-    assert (found.name, found.batch_tokens, found.polled_steps) == ("sglang", batch_tokens, polled_steps)
+    assert (found.name, found.graph_tokens) == ("sglang", graph_tokens)
+    assert (found.batch_tokens, found.polled_steps) == (batch_tokens, polled_steps)
 
 
 @pytest.mark.parametrize(
@@ -262,7 +265,7 @@ def test_the_shipped_constants_are_those_that_the_command_fits():
     fitted, shipped = fit(points), shipped_constants()
     assert fitted.keys == shipped.keys
     np.testing.assert_allclose(fitted.values, shipped.values, atol=0.02)
-    assert json.loads(DATA.read_text())["num_rows"] == len(points)
+    assert json.loads((DATA / "constants.json").read_text())["num_rows"] == len(points)
 
 
 def test_a_device_and_an_engine_that_no_row_names_have_a_wider_interval(point):

@@ -10,11 +10,13 @@ from meshwright.answers.serving_capacity import serving_capacity
 from meshwright.answers.serving_estimate import serving_estimate
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
-from meshwright.inference.positions import _table, positions_note, trained_positions
+from meshwright.files import toml_table
+from meshwright.inference.formats import DATA
+from meshwright.inference.positions import positions_note, trained_positions
 
 
 def test_every_row_of_the_table_is_a_model_of_the_catalogue():
-    for name, positions in _table().items():
+    for name, positions in toml_table(DATA / "positions.toml").items():
         assert trained_positions(name, catalog.model(name)) == positions
         assert positions_note(name, catalog.model(name), positions) is None
         assert f"{positions:,} positions" in positions_note(name, catalog.model(name), positions + 1)

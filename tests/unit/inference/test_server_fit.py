@@ -31,7 +31,7 @@ from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, Se
 from meshwright.runfile.accelerator_file import TEMPLATE
 
 CLUSTER = catalog.cluster("cpu-1x1")
-TRUE = {"gemm_ratio": 0.004, "memory_ratio": 0.05, "layer_s": 1.4, "host_s": 0.3, "request_s": 5.0, "sequence_s": 20.0}
+TRUE = {"gemm_ratio": 0.004, "memory_ratio": 0.05, "kernel_s": 1.4, "host_s": 0.3, "request_s": 5.0, "sequence_s": 20.0}
 """Factors between the constants of the server that the records are of and the shipped ones."""
 SHAPES = {"small": (256, 1024, 4), "wide": (768, 2048, 4), "deep": (384, 1024, 16), "large": (1024, 2816, 12)}
 
