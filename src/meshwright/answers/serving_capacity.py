@@ -149,7 +149,7 @@ def serving_capacity(
         model=served,
         cluster=place,
         weights=weights,
-        cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
+        cache=cache_format(kv_precision or usual_cache(weights, served.name), place.accelerator),
         context=context,
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
     )

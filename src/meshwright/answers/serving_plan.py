@@ -202,7 +202,7 @@ def serving_plan(
     weights = weights_named(precision, model, served, place.accelerator)
     question = ServingQuestion(
         model=served, cluster=place, weights=weights,
-        cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
+        cache=cache_format(kv_precision or usual_cache(weights, served.name), place.accelerator),
         engine=engine_named(engine or USUAL_ENGINE) if calibrated is None else calibrated.engine,
         calibration=shipped_constants() if calibrated is None else calibrated.constants,
         load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0),

@@ -122,7 +122,7 @@ def served_model(
         given = {"tensor": widest.tensor if widest else 1}
     return Served(
         model=found, cluster=place, weights=weights, layout=layout_of(given, place.num_devices),
-        cache=cache_format(kv_precision or usual_cache(weights), place.accelerator),
+        cache=cache_format(kv_precision or usual_cache(weights, found.name), place.accelerator),
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ PRECISION = PlainText(
 )
 KV_PRECISION = PlainText(
     "Format of the KV cache: fp32, bf16, fp16, fp8, nvfp4, mxfp4 or fp4.",
-    unset="bf16, and fp8 with weights in floats of 8 bits or fewer",
+    unset="bf16, and fp8 with weights in floats of 8 bits or fewer (gpt-oss: bf16)",
     metavar="FORMAT",
 )
 LAYOUT = NamedCounts(

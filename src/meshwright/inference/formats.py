@@ -89,13 +89,16 @@ def cache_format(name: str, accelerator: Accelerator) -> StorageFormat:
     return _named("KV precision", name, CACHE_FORMATS, accelerator)
 
 
-def usual_cache(weights: StorageFormat) -> str:
-    """The cache's format where none is given: fp8 with floats of 8 bits or fewer, as published checkpoints have it.
+def usual_cache(weights: StorageFormat, model: str) -> str:
+    """The cache's format where none is given: fp8 with floats of 8 bits or fewer, as most checkpoints have it.
 
-    >>> [usual_cache(WEIGHT_FORMATS[name]) for name in ("mxfp4", "bf16", "int4")]
+    >>> [usual_cache(WEIGHT_FORMATS[name], "llama3.1-405b") for name in ("mxfp4", "bf16", "int4")]
     ['fp8', 'bf16', 'bf16']
+    >>> usual_cache(WEIGHT_FORMATS["mxfp4"], "gpt-oss-20b")
+    'bf16'
     """
-    return weights.usual_cache or ("fp8" if weights.is_quantised else "bf16")
+    narrow = toml_table(DATA / "checkpoints.toml")["caches"].get(model, "fp8")
+    return weights.usual_cache or (narrow if weights.is_quantised else "bf16")
 
 
 def _named(kind: str, name: str, formats: Mapping[str, StorageFormat], accelerator: Accelerator) -> StorageFormat:

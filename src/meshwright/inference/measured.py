@@ -178,7 +178,7 @@ class _Server:
         weights = weight_format(self.precision, device)
         layout = ServingLayout(tensor=self.tensor)
         check_layout(layout, self.model, self.cluster)
-        cache = cache_format(self.kv_precision or usual_cache(weights), device)
+        cache = cache_format(self.kv_precision or usual_cache(weights, self.model.name), device)
         return Served(model=self.model, cluster=self.cluster, weights=weights, cache=cache, layout=layout)
 
     def load(self, point: ServingPoint) -> _Load:

@@ -183,7 +183,9 @@ def _conditions(row: CsvRow, said: Statements, value: float | None, assumed: lis
     if said.value("prefix_cache") and not said.value("prefix_hits"):
         assumed.append("prefix caching without a stated share of hits: none")
     weights = _weights(row, place.accelerator)
-    cache = cache_format(_cache_precision(row, said, engine, usual_cache(weights), assumed), place.accelerator)
+    cache = cache_format(
+        _cache_precision(row, said, engine, usual_cache(weights, model.name), assumed), place.accelerator
+    )
     if computed_in(weights, place.accelerator) != weights.matmul:
         assumed.append(f"weights multiplied in {computed_in(weights, place.accelerator)}")
     served = Served(model=model, cluster=place, weights=weights, cache=cache, layout=layout)

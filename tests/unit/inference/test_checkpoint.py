@@ -21,6 +21,18 @@ def test_every_row_of_the_table_is_a_model_and_a_format():
         assert found == precision
         assert found in WEIGHT_FORMATS
         assert found in note
+    assert set(toml_table(TABLE)["caches"]) <= set(toml_table(TABLE)["models"])
+
+
+def test_the_cache_of_gpt_oss_has_16_bits_unless_another_is_stated(meshwright):
+    """Engines give it the format of activations, as its checkpoint has no scales of a cache."""
+    asked = ("inference", "estimate", "--cluster", "b200-1x1", "--input-tokens", 64, "--output-tokens", 9, "--json")
+    for model, stated, expected in (
+        ("gpt-oss-20b", (), "bf16"),
+        ("gpt-oss-20b", ("--kv-precision", "fp8"), "fp8"),
+        ("llama3.1-8b", ("--precision", "mxfp4"), "fp8"),
+    ):
+        assert meshwright(*asked, "--model", model, *stated).json["kv_precision"] == expected
 
 
 def compressed(kind, weights, inputs, *groups):
