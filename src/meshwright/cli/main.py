@@ -13,6 +13,7 @@ Declarations and bodies of verbs are imported when they are needed: see `meshwri
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import os
 import shutil
@@ -133,6 +134,7 @@ def group() -> None:
 
 def main() -> NoReturn:
     """Entry point of the console script and of `python -m meshwright`."""
+    gc.disable()  # imports make little garbage, and each collection visits everything that they have made
     for handle in range(3):
         try:
             os.fstat(handle)

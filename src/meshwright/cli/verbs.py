@@ -58,13 +58,9 @@ class LazyCommand(click.Command):
         options = dict(ctx.params)
         if self.question is not None:
             options["asked"] = asked_of(self.question, options)
-        # Imports make little garbage, and each collection visits everything that they have made.
-        gc.disable()
-        try:
-            function = self.function()
-        finally:
-            if not gc.get_freeze_count():  # once a process: what is frozen is never collected
-                gc.freeze()
+        function = self.function()
+        if not gc.isenabled():  # `main` stops it while code is imported
+            gc.freeze()
             gc.enable()
         return ctx.invoke(function, **options)
 

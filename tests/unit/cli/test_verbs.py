@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import inspect
 import re
 import shlex
@@ -114,3 +115,16 @@ def test_every_verb_has_json():
             assert "--json" in {option for parameter in command.params for option in parameter.opts}
 
     check_every(PRESENT, check)
+
+
+def test_garbage_is_collected_while_a_command_runs():
+    """`main` stops it while code is imported, as each collection would visit all of that."""
+    seen = []
+    command = verbs.LazyCommand("seen", body=None, callback=lambda: seen.append(gc.isenabled()))
+    gc.disable()
+    try:
+        command.main([], standalone_mode=False)
+    finally:
+        gc.enable()
+        gc.unfreeze()
+    assert seen == [True]
