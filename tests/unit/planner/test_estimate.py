@@ -12,8 +12,9 @@ from meshwright.calibration.parameters import fitted, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.cost.flops import count_parameters, model_flops_per_token
 from meshwright.planner import PlanRequest
-from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
+from meshwright.planner.estimate import PlanEstimate, estimate_plan, estimate_ranked, notes_on_software
 from meshwright.planner.finalists import simulated_step_s
+from meshwright.planner.search import search
 from meshwright.planner.training import state_bytes
 from meshwright.specs.estimate import Tier
 from meshwright.specs.hardware import Stack
@@ -127,6 +128,19 @@ def test_pipelines_are_simulated():
     assert estimate.timeline is not None
     assert estimate.step.step.value == pytest.approx(simulated_step_s(PIPELINED, estimate.steps))
     assert estimate_plan(request(), FLAT).timeline is None
+
+
+def test_plans_of_a_search_are_estimated_as_each_alone():
+    wanted = replace(request(), engine="megatron").fixing(tensor=2)
+    found = search(wanted, top=6)
+    assert {ranked.is_simulated for ranked in found.plans} == {True, False}
+    for together in estimate_ranked(wanted, found.plans):
+        alone = estimate_plan(wanted, together.plan)
+        for name in ("step", "tokens_per_s_per_device"):
+            assert vars(getattr(together.step, name)) == pytest.approx(vars(getattr(alone.step, name)))
+        assert together.step.components_s == pytest.approx(alone.step.components_s)
+        assert together.step.memory.reserved_bytes == pytest.approx(alone.step.memory.reserved_bytes)
+        assert together.uncertainty == pytest.approx(alone.uncertainty)
 
 
 def test_more_busy_experts_take_longer():
