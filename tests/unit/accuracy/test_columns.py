@@ -49,9 +49,11 @@ def test_a_rate_in_any_unit_is_the_same(tmp_path, header, value):
 
 COLUMNS_OF_ENGINES = {
     "gpu": "System", "model_size": "NumParams", "mbs": "MicroBatchSize|BS/GPU|LBS", "gbs": "GlobalBatchSize|GBS",
-    "seq_len": "SeqLen (T)|ctx_len", "grad_accum": "GradAccum", "etp": "Expert TP|ETP", "vpp": "Virtual PP|VP", "cp": "CP",
+    "seq_len": "SeqLen (T)|ctx_len", "grad_accum": "GradAccum", "etp": "Expert TP|ETP",
+    "vpp": "Virtual PP|VP", "cp": "CP",
     "ep": "EP", "recompute": "Recompute|Remat|Activation checkpointing|Grad Ckpt", "dp_type": "Sharding Strategy",
-    "precision": "Precision|Numerics|Data type", "hfu_pct": "HFU", "dp_shard": "DP shard", "dp_replicate": "DP replicate",
+    "precision": "Precision|Numerics|Data type",
+    "hfu_pct": "HFU", "dp_shard": "DP shard", "dp_replicate": "DP replicate",
     "seq_parallel": "Sequence parallel", "gpus_per_node": "GPUs/node", "tok_s_gpu_best": "tok/s/gpu",
     "mfu_pct": "Model FLOPs Utilization|model flops utilization (%)", "num_gpus": "# of GPUs|GPU count|World size",
     "tflops_per_gpu": "TFLOPs/GPU|Achieved TFLOP/s/GPU|TFLOP/s/chip",
