@@ -63,7 +63,12 @@ def read_model(row: CsvRow) -> Reading:
     base, assumed = found
     reading = _adapt(row, base, assumed, num_layers=_num_layers(row, names))
     truncated = any(_stem(name)[1] for name in names)
-    others = _other_shapes(row, base, reading.model, is_truncated=truncated)
+    others = []
+    for column, of in _SHAPES.items():
+        ours, named = row.count(column), of(base)
+        skipped = (column == "layers" and truncated) or (column == "ffn" and base.experts is not None)
+        if ours and named and ours != named and not skipped:
+            others.append(f"{column} {ours}, {named} in {base.name}: {of(reading.model)} used")
     return replace(reading, assumed=(*reading.assumed, *others))
 
 
@@ -82,17 +87,6 @@ def may_be_published(name: str) -> bool:
     """
     whole = _FEWER_LAYERS.sub("", name)
     return whole in measured_model_names() or whole in published_models()["model"] or whole in catalog.model_names()
-
-
-def _other_shapes(row: CsvRow, base: Model, model: Model, *, is_truncated: bool) -> list[str]:
-    """Notes on the row's own shapes that differ from its model's, used or not."""
-    found = []
-    for column, of in _SHAPES.items():
-        ours, named = row.count(column), of(base)
-        skipped = (column == "layers" and is_truncated) or (column == "ffn" and base.experts is not None)
-        if ours and named and ours != named and not skipped:
-            found.append(f"{column} {ours}, {named} in {base.name}: {of(model)} used")
-    return found
 
 
 def _num_layers(row: CsvRow, names: list[str]) -> int | None:

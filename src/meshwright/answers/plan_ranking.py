@@ -9,23 +9,8 @@ from functools import cached_property
 from typing import Any
 
 from meshwright.accuracy.shipped import ShippedLayout, shipped_layout
-from meshwright.answers.documents.plan import (
-    comparison_document,
-    neighbour_document,
-    parts_document,
-    plan_document,
-    request_document,
-    step_document,
-    switch_document,
-    why_not_document,
-)
-from meshwright.engines.choice import (
-    is_exported,
-    notes_on_engine,
-    notes_on_own_programs,
-    with_engine,
-    with_planned_engine,
-)
+from meshwright.answers.documents import plan as documents
+from meshwright.engines import choice
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
@@ -37,7 +22,6 @@ from meshwright.planner.explain import compare
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour
 from meshwright.planner.neighbours import neighbours as neighbours_of
-from meshwright.planner.objective import Goal
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
@@ -124,7 +108,17 @@ class PlanRanking(Result):
     @cached_property
     def published(self) -> PublishedGap | None:
         """The layout that a vendor ships for the model on these accelerators, where the first plan is better."""
-        return published_gap(self.request, self.search.plans[0], goal=goal_of(self.run))
+        best = self.search.plans[0]
+        layout = shipped_layout(self.request.model.name, self.request.cluster.accelerator.name)
+        if layout is None or self.request.lora is not None or self.request.cluster.parts:
+            return None
+        if all(getattr(best.plan, name) == width for name, width in layout.degrees.items()):
+            return None
+        found = search(self.request.fixing(**layout.degrees), top=1, goal=goal_of(self.run), wants_least=False).best
+        if found is not None and found.rank <= best.rank:
+            return None
+        usable = self.request.usable_bytes
+        return PublishedGap(layout=layout, comparison=found and compare(best, found, usable_bytes=usable))
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:
@@ -236,7 +230,7 @@ def _plan_of_own_engine(run: Run, fixed: Mapping[str, object]) -> str:
     """The native engine's first plan of a run that names no engine, as a hint; empty where it has none."""
     if not run.is_engine_open or run.engine == NATIVE:
         return ""
-    native = with_engine(run, NATIVE)
+    native = choice.with_engine(run, NATIVE)
     try:
         found = best_plans(fixing(free_request(native), fixed), goal=goal_of(native))
     except MeshwrightError:
@@ -263,7 +257,7 @@ def plan_run(
     Raises InputError when the engine runs the model or its numbers under no plan, InfeasibleError when no plan is legal
     and fits.
     """
-    engine_notes, planned = notes_on_engine(run), with_planned_engine(run)
+    engine_notes, planned = choice.notes_on_engine(run), choice.with_planned_engine(run)
     request, goal = fixing(free_request(planned), fixed or {}), goal_of(planned)
     slack = FRONT_SLACK if front else 0.0
     try:
@@ -274,7 +268,7 @@ def plan_run(
     request, run = search.request, with_software(planned, search.request.stack)
     simulated = () if request.cluster.parts else search.plans
     answers = (
-        answer_to(request, question, winner=search.plans[0], goal=goal, is_exported=is_exported(run))
+        answer_to(request, question, winner=search.plans[0], goal=goal, is_exported=choice.is_exported(run))
         for question in why_not
     )
     return PlanRanking(
@@ -282,7 +276,7 @@ def plan_run(
         search=search,
         estimates=estimate_ranked(request, search.plans[:top]),
         why_not=tuple(answers),
-        engine_notes=(*engine_notes, *notes_on_own_programs(with_plan(run, search.plans[0].plan))),
+        engine_notes=(*engine_notes, *choice.notes_on_own_programs(with_plan(run, search.plans[0].plan))),
         has_front=front,
         neighbours=neighbours_of(request, best=search.best, goal=goal) if neighbours else None,
         switches=switch_gains(request, search.plans[0], goal=goal) if switches else None,
@@ -315,39 +309,39 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
     """Ranked plans, counts of the search, comparisons and answers; the front of speed against memory if asked for."""
     search = ranking.search
     document = {
-        "request": request_document(ranking.run, search.request),
+        "request": documents.request_document(ranking.run, search.request),
         "plans": [
             {
                 "rank": i,
-                **plan_document(done.plan),
+                **documents.plan_document(done.plan),
                 "objective_value": ranked.value,
-                **step_document(done.step),
-                **parts_document(done),
+                **documents.step_document(done.step),
+                **documents.parts_document(done),
             }
             for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
         ],
         "counts": search.counts,
         "seconds": {**search.seconds, "search": sum(search.seconds.values())},
         "explanation": {
-            "losers": [comparison_document(c) for c in ranking.losers],
-            "why_not": [why_not_document(a) for a in ranking.why_not],
+            "losers": [documents.comparison_document(c) for c in ranking.losers],
+            "why_not": [documents.why_not_document(a) for a in ranking.why_not],
             "not_tried": search.space.untried,
         },
     }
     if notes := ranking.notes:
         document["notes"] = list(notes)
     if (gain := ranking.gradients) is not None:
-        document["explanation"]["gradients"] = {**switch_document(gain), "saved_bytes": gain.saved_bytes}
+        document["explanation"]["gradients"] = {**documents.switch_document(gain), "saved_bytes": gain.saved_bytes}
     if (gap := ranking.published) is not None:
         document["explanation"]["published"] = {
             "run": gap.layout.id,
             "text": str(gap),
-            "comparison": gap.comparison and comparison_document(gap.comparison),
+            "comparison": gap.comparison and documents.comparison_document(gap.comparison),
         }
     if ranking.neighbours is not None:
-        document["explanation"]["neighbours"] = [neighbour_document(n) for n in ranking.neighbours]
+        document["explanation"]["neighbours"] = [documents.neighbour_document(n) for n in ranking.neighbours]
     if ranking.switches is not None:
-        document["explanation"]["switches"] = [switch_document(s) for s in ranking.switches]
+        document["explanation"]["switches"] = [documents.switch_document(s) for s in ranking.switches]
     if ranking.scored is not None:
         document["scored"] = {
             "is_complete": ranking.scored.is_complete,
@@ -356,7 +350,8 @@ def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
         }
     if ranking.has_front:
         document["pareto"] = [
-            {**plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes} for r in ranking.front
+            {**documents.plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
+            for r in ranking.front
         ]
     return document
 
@@ -380,20 +375,3 @@ class PublishedGap:
         loser, cause = self.comparison.loser, self.comparison.decided_by
         ratio = loser.step_s / self.comparison.winner.step_s - 1
         return f"{theirs}: {ratio:+.1%} a step as {loser.plan.describe()}, {cause.name} {cause.delta:+.1f} ms decides"
-
-
-def published_gap(request: PlanRequest, best: RankedPlan, *, goal: Goal) -> PublishedGap | None:
-    """Return by how much the published layout of the model is behind `best`, and why.
-
-    None where the catalogue has none, or `best` has its degrees or is no better.
-    """
-    layout = shipped_layout(request.model.name, request.cluster.accelerator.name)
-    if layout is None or request.lora is not None or request.cluster.parts:
-        return None
-    if all(getattr(best.plan, name) == width for name, width in layout.degrees.items()):
-        return None
-    found = search(request.fixing(**layout.degrees), top=1, goal=goal, wants_least=False).best
-    if found is not None and found.rank <= best.rank:
-        return None
-    usable = request.usable_bytes
-    return PublishedGap(layout=layout, comparison=found and compare(best, found, usable_bytes=usable))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from meshwright.records.measurement import ValueRange
 from meshwright.specs.estimate import Estimate, MemoryEstimate
 from meshwright.units import format_bytes, format_seconds, gib
 
@@ -43,6 +44,24 @@ def percent(value: float) -> str:
     return f"{100 * value:z.1f} %"
 
 
+def cell(measured: ValueRange | None, form: Callable[[float], str] = rate) -> str:
+    """The middle of a measured range; empty for none."""
+    return "" if measured is None else form(measured.value)
+
+
+def cell_with_ends(measured: ValueRange | None) -> str:
+    """A rate with both ends of its range, where they differ."""
+    if measured is None or measured.low == measured.high:
+        return cell(measured)
+    return f"{rate(measured.value)} ({rate(measured.low)}–{rate(measured.high)})"
+
+
+def spread_sentence(most: int, what: str) -> str:
+    """Sentence on the range of `what` in a table of at most `most` repeats; empty for single measurements."""
+    kind = "95 % interval" if most >= 6 else "range"
+    return "" if most < 2 else f" Medians of {most} repeats, {what} with its {kind}."
+
+
 def memory(needed_bytes: float, available_bytes: float) -> str:
     """
     >>> memory(202 * 2**30, 288 * 2**30)
@@ -77,11 +96,12 @@ def value_of(estimate: Estimate) -> str:
 def interval_of(estimate: Estimate) -> str:
     """The two ends of the interval, in the unit of the value.
 
-    >>> from meshwright.specs.estimate import Tier
-    >>> interval_of(Estimate(value=0.5, low=0.4, high=0.6, unit="ratio", tier=Tier.DATASHEET))
-    '40.0 to 60.0 %'
-    >>> interval_of(Estimate(value=90.0, low=0.9, high=600, unit="s", tier=Tier.DATASHEET))
-    '0.90 to 600.00 s'
+        >>> from meshwright.records.measurement import ValueRange
+    from meshwright.specs.estimate import Tier
+        >>> interval_of(Estimate(value=0.5, low=0.4, high=0.6, unit="ratio", tier=Tier.DATASHEET))
+        '40.0 to 60.0 %'
+        >>> interval_of(Estimate(value=90.0, low=0.9, high=600, unit="s", tier=Tier.DATASHEET))
+        '0.90 to 600.00 s'
     """
     form = FORMATS[estimate.unit]
     if estimate.unit == "s" and 0 < estimate.value < LONG_STEP_S:

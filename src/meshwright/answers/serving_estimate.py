@@ -8,17 +8,9 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers import serving_question as questions
 from meshwright.answers.quantities import rate, seconds
 from meshwright.answers.serving_arrivals import arrival_table, check_open_loop
-from meshwright.answers.serving_question import (
-    PriceTerms,
-    hour_price,
-    notes_of,
-    served_by,
-    served_model,
-    server_calibration,
-    with_draft,
-)
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
 from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, estimate_arrivals
@@ -133,7 +125,7 @@ def serving_estimate(
     draft: str | None = None,
     lockstep: bool = False,
     memory_ratio: float | None = None,
-    terms: PriceTerms | None = None,
+    terms: questions.PriceTerms | None = None,
     calibration: str | Path | None = None,
 ) -> ServingEstimate:
     """Estimate a server under closed loops of the given concurrencies, at a rate, or with as many requests as fit.
@@ -146,13 +138,13 @@ def serving_estimate(
         raise InputError("concurrency and a rate are both given", hint="give one of them")
     check_open_loop(requests_per_s, arrivals=arrivals, ttft_s=ttft_s, itl_s=itl_s, percentile=percentile)
     bounds, under = LatencyLimits(ttft_s=ttft_s or inf, itl_s=itl_s or inf, percentile=percentile), None
-    of = served_model(
+    of = questions.served_model(
         model=model, cluster=cluster, precision=precision, kv_precision=kv_precision, degrees=degrees or {}
     )
-    of = with_draft(of, draft, drafted)
-    asked = served_by(
+    of = questions.with_draft(of, draft, drafted)
+    asked = questions.served_by(
         of, engine=engine, memory_ratio=memory_ratio, prefill_replicas=prefill_replicas,
-        calibration=server_calibration(calibration),
+        calibration=questions.server_calibration(calibration),
     )  # fmt: skip
     load = RequestLoad(
         input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0.0,
@@ -165,8 +157,9 @@ def serving_estimate(
         closed = [replace(load, concurrency=number) for number in concurrency] or [load]
         found = [estimate_load(asked, one) for one in closed]
     return ServingEstimate(
-        server=asked, loads=found, arrivals=under, price=hour_price(terms or PriceTerms(), of.cluster.accelerator),
-        notes=(*_waiting(found), *notes_of(of, asked.engine, [load], name=model, precision=precision)),
+        server=asked, loads=found, arrivals=under,
+        price=questions.hour_price(terms or questions.PriceTerms(), of.cluster.accelerator),
+        notes=(*_waiting(found), *questions.notes_of(of, asked.engine, [load], name=model, precision=precision)),
     )  # fmt: skip
 
 

@@ -10,18 +10,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers import serving_question as questions
 from meshwright.answers.quantities import rate, seconds
 from meshwright.answers.serving_arrivals import arrival_table, check_open_loop
-from meshwright.answers.serving_question import (
-    USUAL_ENGINE,
-    PriceTerms,
-    check_calibrated,
-    engine_named,
-    hour_price,
-    notes_of,
-    server_calibration,
-    weights_named,
-)
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.models import own_repository
 from meshwright.errors import InfeasibleError
@@ -188,22 +179,22 @@ def serving_plan(
     seed: int = 0,
     disaggregated: bool = False,
     memory_ratio: float | None = None,
-    terms: PriceTerms | None = None,
+    terms: questions.PriceTerms | None = None,
     calibration: str | Path | None = None,
 ) -> ServingPlan:
     """Search all layouts of a cluster. Raises InfeasibleError where none keeps the bounds, with the nearest."""
     check_open_loop(requests_per_s, arrivals=arrivals, percentile=percentile)
     if arrivals is not None:
         arrivals_named(arrivals, 1.0)
-    place, calibrated = named_cluster(cluster), server_calibration(calibration)
+    place, calibrated = named_cluster(cluster), questions.server_calibration(calibration)
     if calibrated is not None:
-        check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
+        questions.check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
     served, reserve = named_model(model), shipped_reserve()
-    weights = weights_named(precision, model, served, place.accelerator)
+    weights = questions.weights_named(precision, model, served, place.accelerator)
     question = ServingQuestion(
         model=served, cluster=place, weights=weights,
         cache=cache_format(kv_precision or usual_cache(weights, served.name), place.accelerator),
-        engine=engine_named(engine or USUAL_ENGINE) if calibrated is None else calibrated.engine,
+        engine=questions.engine_named(engine or questions.USUAL_ENGINE) if calibrated is None else calibrated.engine,
         calibration=shipped_constants() if calibrated is None else calibrated.constants,
         load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0),
         bounds=LatencyLimits(ttft_s=ttft_s or inf, itl_s=itl_s or inf, percentile=percentile),
@@ -221,8 +212,8 @@ def serving_plan(
     return ServingPlan(
         question=question, search=found, estimate=estimate_point(question, found.best),
         arrivals=arrivals_of(question, found.best), asked_model=model,
-        price=hour_price(terms or PriceTerms(), place.accelerator),
-        notes=notes_of(
+        price=questions.hour_price(terms or questions.PriceTerms(), place.accelerator),
+        notes=questions.notes_of(
             question.served(found.best.layout), question.engine, [question.load], name=model, precision=precision
         ),
     )  # fmt: skip

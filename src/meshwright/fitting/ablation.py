@@ -23,16 +23,7 @@ from meshwright.accuracy.shipped import measured_runs_path
 from meshwright.calibration.parameters import Calibration, Parameter, prior
 from meshwright.cost.uncertainty import derivatives
 from meshwright.files import write_atomically
-from meshwright.fitting.published_runs import (
-    CAUCHY,
-    FitProblem,
-    etas_at,
-    jacobian_of,
-    make_problem,
-    solve,
-    thinned,
-    weights_of,
-)
+from meshwright.fitting import published_runs
 from meshwright.specs.features import RELEASE_DEFAULTS
 
 ITERATIONS = 12
@@ -119,8 +110,8 @@ class Ablation:
 
 def measure(mechanism: Mechanism, runs: Sequence[PublishedRun]) -> Ablation:
     """The errors without `mechanism`. Each run has conditions and a rate."""
-    chosen = [mechanism.runs(run) for run in thinned(runs)]
-    problem = make_problem(chosen, _prior_without(mechanism))
+    chosen = [mechanism.runs(run) for run in published_runs.thinned(runs)]
+    problem = published_runs.make_problem(chosen, _prior_without(mechanism))
     if mechanism.facts is not None:
         changed = {name: np.full(len(chosen), value) for name, value in mechanism.facts.items()}
         tables = replace(problem.tables, facts=replace(problem.tables.facts, **changed))
@@ -144,23 +135,25 @@ def _prior_without(mechanism: Mechanism) -> Calibration:
     return replace(start, parameters={name: mechanism.parameters(p) for name, p in start.parameters.items()})
 
 
-def linearized_errors(problem: FitProblem, start: Calibration, sources: NDArray[np.str_]) -> NDArray[np.float64]:
+def linearized_errors(
+    problem: published_runs.FitProblem, start: Calibration, sources: NDArray[np.str_]
+) -> NDArray[np.float64]:
     """log(predicted / measured rate) of each row by a fit without its source.
 
     The fit without a source minimizes the same objective with residuals linear around the fit to all rows.
     """
-    whole = solve(problem, start, use=np.ones(len(sources), dtype=bool))
+    whole = published_runs.solve(problem, start, use=np.ones(len(sources), dtype=bool))
     slopes = derivatives(
-        log_step_of(problem.tables, start), *etas_at(problem, start, whole.beta), names=problem.columns
+        log_step_of(problem.tables, start), *published_runs.etas_at(problem, start, whole.beta), names=problem.columns
     )
-    J = jacobian_of(problem, slopes, len(whole.beta))
+    J = published_runs.jacobian_of(problem, slopes, len(whole.beta))
     constant = whole.residual - J @ whole.beta
     precision = np.diag(1 / problem.prior_sd**2)
     error = np.zeros(len(sources))
     for source in sorted(set(sources.tolist())):
         use, beta = sources != source, whole.beta
         for _ in range(ITERATIONS):
-            weights = weights_of(constant + J @ beta, problem, use, CAUCHY)
+            weights = published_runs.weights_of(constant + J @ beta, problem, use, published_runs.CAUCHY)
             beta = -np.linalg.solve((J.T * weights) @ J + precision, J.T @ (weights * constant))
         error[~use] = -(constant + J @ beta)[~use]
     return error

@@ -60,11 +60,6 @@ def csv_line(cells: Iterable[str]) -> str:
     return out.getvalue()
 
 
-def sidecar_text(document: Mapping[str, Any]) -> str:
-    """Text of a sidecar file."""
-    return json.dumps(document, indent=2) + "\n"
-
-
 def whole_lines(text: str) -> str:
     """`text` without an incomplete last line of a killed process."""
     return text if text.endswith("\n") else text[: text.rfind("\n") + 1]
@@ -373,4 +368,4 @@ class Recorder:
     def save(self, **more: Any) -> None:
         """Write the sidecar with `more` keys."""
         self.sidecar |= more
-        write_atomically(self._sidecar_path, sidecar_text(self.sidecar))
+        write_atomically(self._sidecar_path, json.dumps(self.sidecar, indent=2) + "\n")

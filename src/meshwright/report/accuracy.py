@@ -159,7 +159,12 @@ def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False,
 
     `leave_one_source_out`: each source was predicted by a calibration fitted without it.
     """
-    sections = [_rows(report, command), _subsets(report)]
+    of_subsets = (
+        "Error: predicted over measured, minus one. Sweeps over plans of one source are separate: there "
+        "the order of the plans matters more. Regret is the throughput lost by running the plan predicted fastest."
+    )
+    subsets = _section(metrics_table("Subsets", report.by_subset), above=[paragraph(of_subsets)])
+    sections = [_rows(report, command), subsets]
     sections += [_groups(report, kind, command) for kind in report.groups if kind != "subset"]
     sections += [_section(shown) for shown in remaining_tables(report)]
     m = report.headline or report.summary
@@ -200,15 +205,6 @@ def _rows(report: AccuracyReport, command: str) -> PageSection:
         legend=legend(report),
     )
     return PageSection(title="Run by run", parts=[paragraph(text), made])
-
-
-def _subsets(report: AccuracyReport) -> PageSection:
-    text = (
-        "Error: predicted over measured, minus one. Sweeps over plans of one source are separate: there "
-        "the order of the plans matters more. Regret is the throughput lost by running the plan predicted fastest."
-    )
-    shown = metrics_table("Subsets", report.by_subset)
-    return _section(shown, above=[paragraph(text)])
 
 
 def _groups(report: AccuracyReport, kind: str, command: str) -> PageSection:

@@ -15,15 +15,7 @@ from meshwright.catalog.prices import market_sentence
 from meshwright.cost.memory import memory_parts
 from meshwright.cost.mfu import MFU_DEFINITION
 from meshwright.errors import InputError
-from meshwright.report.figures import (
-    family_legend,
-    memory_legend,
-    memory_over_time_svg,
-    memory_svg,
-    rank_memory_svg,
-    shares_svg,
-    waterfall_svg,
-)
+from meshwright.report import figures
 from meshwright.report.html import (
     Endnotes,
     PageSection,
@@ -109,11 +101,11 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], c
         parts=[
             paragraph(f"{text} Only exposed communication counts: the parts sum to the step.", marks=marks),
             explained_figure(
-                waterfall_svg(step.components_s),
+                figures.waterfall_svg(step.components_s),
                 title="Step time by component",
                 data=sortable_table(("component", "time", "share"), rows, name="Step time by component"),
                 command=command,
-                legend=family_legend(step.components_s),
+                legend=figures.family_legend(step.components_s),
             ),
         ],
     )
@@ -155,11 +147,11 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource],
         parts=[
             paragraph(text, marks=notes.mark(str(sources["hardware"]))),
             explained_figure(
-                memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes),
+                figures.memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes),
                 title="Memory of the fullest device",
                 data=sortable_table(("part", "GiB"), rows, name="Memory by part"),
                 command=command,
-                legend=memory_legend(),
+                legend=figures.memory_legend(),
             ),
             *_over_time(done, command),
             *_ranks(done, command),
@@ -177,11 +169,11 @@ def _over_time(done: RunEstimate, command: str) -> list[str]:
     return [
         paragraph(found.summary()),
         explained_figure(
-            memory_over_time_svg(found),
+            figures.memory_over_time_svg(found),
             title=title,
             data=sortable_table(("part", "GiB at the peak"), rows, name=title),
             command=command,
-            legend=memory_legend(),
+            legend=figures.memory_legend(),
         ),
     ]
 
@@ -193,11 +185,11 @@ def _ranks(done: RunEstimate, command: str) -> list[str]:
     shown = rank_memory_table(done.memory_of_ranks)
     return [
         explained_figure(
-            rank_memory_svg(done.memory_of_ranks),
+            figures.rank_memory_svg(done.memory_of_ranks),
             title=shown.title,
             data=sortable_table(shown.headings, shown.rows, name=shown.title),
             command=command,
-            legend=memory_legend(),
+            legend=figures.memory_legend(),
         )
     ]
 
@@ -216,7 +208,7 @@ def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSou
         parts=[
             paragraph(text, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
             explained_figure(
-                shares_svg(shares, title="Share of the variance of the step time by input"),
+                figures.shares_svg(shares, title="Share of the variance of the step time by input"),
                 title="Share of each input in the width of the interval",
                 data=sortable_table(
                     ("input", "share", "is"),

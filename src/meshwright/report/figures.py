@@ -13,6 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,8 +151,6 @@ def _narrowed(spec: Mapping[str, Any]) -> dict[str, Any]:
 
 def _narrow_texts(part: Any) -> Any:
     """Return the specification with limited axis labels, broken titles and less room for texts."""
-    from textwrap import wrap
-
     if isinstance(part, list):
         return [_narrow_texts(v) for v in part if not (isinstance(v, Mapping) and ROOMY in str(v.get("mark")))]
     if not isinstance(part, Mapping):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from meshwright.answers.ingest_result import bound_share, notes
-from meshwright.answers.quantities import percent, rate, seconds
+from meshwright.answers.quantities import cell, cell_with_ends, percent, rate, seconds, spread_sentence
 from meshwright.answers.text_table import TextTable
-from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, PassSummary, SearchSummary, summarize
+from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, SearchSummary, summarize
 from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
 from meshwright.records.measurement import ValueRange
 from meshwright.report.figures import WIDTH, alt, color_by, pareto_svg, svg
@@ -53,9 +53,10 @@ def rate_table(found: IngestSummary) -> TextTable:
         if not p.whole:
             continue
         overlap = ratios.get(p.encoding) if p.mode is IngestMode.PIPELINED else None
-        row = [label, _rate(p.rate("documents_per_s")), _rate(p.rate("chunks_per_s"), spread=True)]
-        row += [_rate(p.rate("mb_per_s")), _time(p.value("first_searchable_s"))]
-        row += [_time(p.value("last_searchable_s")), _cores(p), _bytes(p.value("peak_resident_bytes"))]
+        row = [label, cell(p.rate("documents_per_s")), cell_with_ends(p.rate("chunks_per_s"))]
+        row += [cell(p.rate("mb_per_s")), cell(p.value("first_searchable_s"), seconds)]
+        row += [cell(p.value("last_searchable_s"), seconds), cell(p.busy_cores, "{:.2f}".format)]
+        row.append(cell(p.value("peak_resident_bytes"), format_bytes))
         row.append("" if overlap is None else f"{overlap.ratio.value:.2f} of {overlap.best_ratio:.2f}")
         rows.append(row)
     return TextTable(
@@ -66,7 +67,7 @@ def rate_table(found: IngestSummary) -> TextTable:
         rows=rows,
         caption=f"All: {common}. Searchable: from the start until the first and the last chunk can be found. Cores: "
         "CPU time over wall time. Gain: rate over the rate of sequential stages, of the gain with cores for "
-        "each stage." + _spread_sentence(max((len(p.whole) for p in found.passes), default=0)),
+        "each stage." + spread_sentence(max((len(p.whole) for p in found.passes), default=0), "chunks/s"),
     )  # fmt: skip
 
 
@@ -77,9 +78,9 @@ def stage_table(found: IngestSummary, sidecar: Mapping[str, Any]) -> TextTable:
         if not p.whole:
             continue
         shares, bound = [p.stage_share(stage) for stage in STAGES], bound_share(p, sidecar)
-        row = [label, _rate(p.stage_rate("read", "mb_per_s")), _rate(p.stage_rate("tokenize", "tokens_per_s"))]
-        row += [_rate(p.stage_rate("encode", "tokens_per_s")), "" if bound is None else percent(bound)]
-        row += [percent(p.whole[-1].padding_ratio), _rate(p.stage_rate("index", "chunks_per_s"))]
+        row = [label, cell(p.stage_rate("read", "mb_per_s")), cell(p.stage_rate("tokenize", "tokens_per_s"))]
+        row += [cell(p.stage_rate("encode", "tokens_per_s")), "" if bound is None else percent(bound)]
+        row += [percent(p.whole[-1].padding_ratio), cell(p.stage_rate("index", "chunks_per_s"))]
         row.append(" / ".join("" if s is None else f"{100 * s.value:.1f}" for s in shares))
         rows.append(row)
     return TextTable(
@@ -97,7 +98,7 @@ def build_table(found: IngestSummary) -> TextTable:
     """Builds of indexes from all vectors at once."""
     rows = [
         (
-            b.name, _time(b.value("build_s")), _rate(b.vectors_per_s), _bytes(b.value("file_bytes")),
+            b.name, cell(b.value("build_s"), seconds), cell(b.vectors_per_s), cell(b.value("file_bytes"), format_bytes),
             "" if b.bytes_per_vector is None else f"{b.bytes_per_vector:,.0f}",
         )
         for b in found.builds
@@ -132,7 +133,7 @@ def search_table(found: IngestSummary) -> TextTable:
         rows.append(
             (
                 s.name, s.batch, s.threads, *cells, _ms(s.value("p50_s")), _ms(s.value("p99_s")),
-                _rate(s.value("queries_per_s"), spread=True), "yes" if is_least and s.name in front else "",
+                cell_with_ends(s.value("queries_per_s")), "yes" if is_least and s.name in front else "",
             )
         )  # fmt: skip
     k = found.searches[0].rows[0].k if found.searches else 0
@@ -175,34 +176,8 @@ def row_line(row: IngestRow) -> str:
     )
 
 
-def _cores(p: PassSummary) -> str:
-    found = p.busy_cores
-    return "" if found is None else f"{found.value:.2f}"
-
-
-def _spread_sentence(most: int) -> str:
-    if most < 2:
-        return ""
-    return f" Medians of {most} repeats, chunks/s with its {'95 % interval' if most >= 6 else 'range'}."
-
-
-def _rate(found: ValueRange | None, *, spread: bool = False) -> str:
-    if found is None:
-        return ""
-    text = rate(found.value)
-    return f"{text} ({rate(found.low)}–{rate(found.high)})" if spread and found.low != found.high else text
-
-
-def _time(found: ValueRange | None) -> str:
-    return "" if found is None else seconds(found.value)
-
-
 def _ms(found: ValueRange | None) -> str:
     return "" if found is None else f"{found.value * 1e3:.3f}"
-
-
-def _bytes(found: ValueRange | None) -> str:
-    return "" if found is None else format_bytes(found.value)
 
 
 # --- the page ---
@@ -224,19 +199,16 @@ def ingest_page(records: IngestRecords) -> str:
         legend = [("search", BLUE), ("on the Pareto front", GREEN)]
         parts = [figure(recall_svg(found), legend=legend), page_table(search_table(found))]
         sections.append(PageSection(title="Recall against latency", parts=parts))
-    return measured_page(
-        "Retrieval ingestion", lead=_lead(sidecar), key_figures=_tiles(found), notes=notes(records),
-        sections=[*sections, *table_sections(build_table(found), refusal_table(found))],
-        conditions=_conditions(sidecar), about=sidecar,
-    )  # fmt: skip
-
-
-def _lead(sidecar: Mapping[str, Any]) -> str:
     documents = sidecar.get("documents") or {}
-    return (
+    lead = (
         f"{documents.get('num_used', 0):,} documents of {documents.get('source', 'no source')}, "
         f"{documents.get('num_bytes', 0) / 1e6:,.2f} MB, {documents.get('num_tokens', 0):,} tokens."
     )
+    return measured_page(
+        "Retrieval ingestion", lead=lead, key_figures=_tiles(found), notes=notes(records),
+        sections=[*sections, *table_sections(build_table(found), refusal_table(found))],
+        conditions=_conditions(sidecar), about=sidecar,
+    )  # fmt: skip
 
 
 def _tiles(found: IngestSummary) -> list[tuple[str, str, str]]:

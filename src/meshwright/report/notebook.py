@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -239,8 +240,6 @@ def listing_html(listing: CatalogListing) -> str:
 
 def entry_html(entry: CatalogItem) -> str:
     """Return every field with its source; a run file as its text."""
-    from html import escape
-
     if "text" in entry.document:
         return fragment(entry.summary(), [f"<pre>{escape(entry.document['text'])}</pre>"])
     rows = [(r["field"], _cell(r["value"]), r["source"] or "") for r in entry.to_rows()]

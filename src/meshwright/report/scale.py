@@ -14,18 +14,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.goodput_simulation import SimulatedGoodput
-from meshwright.planner.scaling import (
-    Costed,
-    Deadline,
-    EmulatedPoint,
-    Emulation,
-    ScaleCurve,
-    ScalePoint,
-    Sensitivity,
-    Study,
-    exposed_data_parallel_s,
-    replica_devices,
-)
+from meshwright.planner import scaling
 from meshwright.planner.training import price_sentence, unknown_price
 from meshwright.report.figures import FAINT, INK, WIDTH, alt, color_by, svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
@@ -73,7 +62,7 @@ def interval(estimate: Estimate, form: Callable[[float], str] = percent) -> str:
 # --- curve ---
 
 
-def _curve_tables(report: ScaleReport, curve: ScaleCurve) -> list[TextTable]:
+def _curve_tables(report: ScaleReport, curve: scaling.ScaleCurve) -> list[TextTable]:
     mode = report.study.mode.value
     scaled = TextTable(
         title=f"{report.run.model.name} on {report.study.request.cluster.accelerator.name}, {mode} scaling",
@@ -92,7 +81,7 @@ def _curve_tables(report: ScaleReport, curve: ScaleCurve) -> list[TextTable]:
     return tables
 
 
-def _scaled_row(point: ScalePoint, base: ScalePoint) -> tuple[object, ...]:
+def _scaled_row(point: scaling.ScalePoint, base: scaling.ScalePoint) -> tuple[object, ...]:
     costed = point.costed
     return (
         f"{point.num_devices:,}",
@@ -102,11 +91,11 @@ def _scaled_row(point: ScalePoint, base: ScalePoint) -> tuple[object, ...]:
         percent(point.efficiency.value),
         "base" if point is base else interval(point.efficiency),
         f"{point.speedup:.2f} of {point.num_devices / base.num_devices:.4g}",
-        f"{ms(exposed_data_parallel_s(costed)):,.0f} ms",
+        f"{ms(scaling.exposed_data_parallel_s(costed)):,.0f} ms",
     )
 
 
-def _plan_table(found: Sequence[Costed]) -> TextTable:
+def _plan_table(found: Sequence[scaling.Costed]) -> TextTable:
     return TextTable(
         title="Plans",
         headings=("devices", "plan", "replica", "micro-batches", "memory"),
@@ -114,7 +103,7 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
             (
                 f"{c.num_devices:,}",
                 c.plan.describe(),
-                f"{replica_devices(c.plan):,}",
+                f"{scaling.replica_devices(c.plan):,}",
                 f"{c.plan.num_micro_batches(c.global_batch):,}",
                 memory(c.estimate.step.memory.reserved_bytes, c.estimate.step.memory.capacity_bytes),
             )
@@ -124,7 +113,7 @@ def _plan_table(found: Sequence[Costed]) -> TextTable:
     )
 
 
-def deadline_sentence(found: Deadline) -> str:
+def deadline_sentence(found: scaling.Deadline) -> str:
     """The fewest devices, and those that are in time by the upper end of the interval."""
     sure = found.num_devices_at_high_end
     later = "no size that was tried is in time" if sure is None else f"{sure:,} devices are in time"
@@ -132,7 +121,7 @@ def deadline_sentence(found: Deadline) -> str:
     return f"{found.num_devices:,} devices train in {within}; by the upper end of the interval {later}"
 
 
-def _training_table(curve: ScaleCurve, deadline: Deadline | None) -> TextTable:
+def _training_table(curve: scaling.ScaleCurve, deadline: scaling.Deadline | None) -> TextTable:
     """Columns without a value at any point, such as an unknown price, are omitted."""
     tokens = curve.study.num_tokens
     columns = [_training_cells(p, _scale_of(curve)) for p in curve.points]
@@ -145,7 +134,7 @@ def _training_table(curve: ScaleCurve, deadline: Deadline | None) -> TextTable:
     )
 
 
-def _price_caption(study: Study) -> str:
+def _price_caption(study: scaling.Study) -> str:
     """The price behind the costs; if no price is known, the way to give one."""
     if study.num_tokens is None:
         return ""
@@ -153,7 +142,7 @@ def _price_caption(study: Study) -> str:
     return f"price: {said or unknown_price(study.request.cluster)}"
 
 
-def _scale_of(curve: ScaleCurve) -> tuple[float, float]:
+def _scale_of(curve: scaling.ScaleCurve) -> tuple[float, float]:
     """MWh in the unit of energy and USD in the unit of money: thousands and millions for long trainings."""
     trainings = [p.training for p in curve.points if p.training]
     is_large = max((t.energy.value for t in trainings if t.energy), default=0.0) >= 1000
@@ -161,7 +150,7 @@ def _scale_of(curve: ScaleCurve) -> tuple[float, float]:
     return (1000.0 if is_large else 1.0, 1e6 if is_dear else 1.0)
 
 
-def _training_cells(point: ScalePoint, scale_of: tuple[float, float]) -> dict[str, str]:
+def _training_cells(point: scaling.ScalePoint, scale_of: tuple[float, float]) -> dict[str, str]:
     """Cells by heading; empty where the value is unknown."""
     goodput, training = point.goodput, point.training
     cells = {"devices": f"{point.num_devices:,}"}
@@ -178,7 +167,7 @@ def _training_cells(point: ScalePoint, scale_of: tuple[float, float]) -> dict[st
     return cells
 
 
-def _simulation_tables(played: Sequence[tuple[ScalePoint, SimulatedGoodput]]) -> list[TextTable]:
+def _simulation_tables(played: Sequence[tuple[scaling.ScalePoint, SimulatedGoodput]]) -> list[TextTable]:
     first = played[0][1]
     length = f"{first.days:g} days, {first.num_runs} times"
     goodputs = TextTable(
@@ -217,7 +206,7 @@ def _simulation_tables(played: Sequence[tuple[ScalePoint, SimulatedGoodput]]) ->
 # --- emulation ---
 
 
-def _emulation_tables(emulation: Emulation) -> list[TextTable]:
+def _emulation_tables(emulation: scaling.Emulation) -> list[TextTable]:
     base = emulation.base
     causes = list(next((p.difference_s for p in emulation.points if p.real), {}))
     return [
@@ -277,7 +266,7 @@ def _replica_table(report: ScaleReport) -> TextTable:
     )
 
 
-def _sensitivity_table(found: Sensitivity) -> TextTable:
+def _sensitivity_table(found: scaling.Sensitivity) -> TextTable:
     return TextTable(
         title=f"Efficiency is {found.efficiency:.3f}; with one assumption changed it is",
         headings=("assumption", "changed to", "first step", "last step", "efficiency", "change"),
@@ -298,7 +287,7 @@ def _sensitivity_table(found: Sensitivity) -> TextTable:
     )
 
 
-def _batch(costed: Costed) -> str:
+def _batch(costed: scaling.Costed) -> str:
     return _tokens(costed.global_batch * costed.request.seq_len)
 
 
@@ -409,7 +398,7 @@ MOST_LABELS = 9
 """Points of a line that each have a label."""
 
 
-def efficiency_svg(curve: ScaleCurve) -> str:
+def efficiency_svg(curve: scaling.ScaleCurve) -> str:
     """Efficiency over devices with its interval; a second line counts failures in."""
     steps = _efficiencies(curve.points)
     series = [{**row, "what": "steps"} for row in steps]
@@ -427,7 +416,7 @@ def efficiency_svg(curve: ScaleCurve) -> str:
     return _finish(chart, title="Efficiency against the smallest size, over the number of devices")
 
 
-def days_svg(curve: ScaleCurve) -> str:
+def days_svg(curve: scaling.ScaleCurve) -> str:
     """Days of training over devices on logarithmic axes; the thin line is perfect scaling."""
     trained = [(p.num_devices, p.training) for p in curve.points if p.training is not None]
     first, days = trained[0][0], trained[0][1].productive.value / DAY_S
@@ -447,7 +436,7 @@ def days_svg(curve: ScaleCurve) -> str:
     return _finish(chart, title="Days of training over the number of devices")
 
 
-def losses_svg(curve: ScaleCurve) -> str:
+def losses_svg(curve: scaling.ScaleCurve) -> str:
     """Share of the simulated time that each kind of loss takes, over devices."""
     rows = [
         {"devices": f"{p.num_devices:,}", "y": hours / 24 / p.simulation.days, "what": kind}
@@ -464,7 +453,7 @@ def losses_svg(curve: ScaleCurve) -> str:
     return _finish(chart, title="Share of time that is lost, over the number of devices")
 
 
-def emulation_svg(emulation: Emulation) -> str:
+def emulation_svg(emulation: scaling.Emulation) -> str:
     """Efficiency of the emulation with its interval, and of the clusters that it stands for."""
     steps = _efficiencies(emulation.points)
     small = f"emulated on {emulation.base.num_devices:,} devices"
@@ -482,7 +471,7 @@ def emulation_svg(emulation: Emulation) -> str:
     return _finish(chart, title=title)
 
 
-def tornado_svg(found: Sensitivity) -> str:
+def tornado_svg(found: scaling.Sensitivity) -> str:
     """Change of the efficiency by each changed assumption."""
     rows: list[dict[str, Any]] = [
         {"what": f"{s.assumption}: {s.value}", "from": found.efficiency, "to": s.efficiency,
@@ -508,7 +497,7 @@ def tornado_svg(found: Sensitivity) -> str:
     return svg(chart, title="Efficiency with one assumption changed")
 
 
-def _efficiencies(points: Sequence[ScalePoint] | Sequence[EmulatedPoint]) -> list[dict[str, Any]]:
+def _efficiencies(points: Sequence[scaling.ScalePoint] | Sequence[scaling.EmulatedPoint]) -> list[dict[str, Any]]:
     return [
         {"devices": p.num_devices, "low": p.efficiency.low, "high": p.efficiency.high, "y": p.efficiency.value}
         for p in points

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from meshwright.answers.quantities import percent, rate
+from meshwright.answers.quantities import cell, cell_with_ends, percent, rate, spread_sentence
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
@@ -54,10 +54,10 @@ def rate_table(found: Sequence[LoadSummary]) -> TextTable:
         if not s.usable:
             rows.append((s.load.name, s.total("num_ok"), *[""] * (6 if has_goodput else 5)))
             continue
-        cells = [_middle(s.value(f"{kind}_tokens_per_s")) for kind in ("input", "output")]
+        cells = [cell(s.value(f"{kind}_tokens_per_s")) for kind in ("input", "output")]
         good = s.value("good_ratio")
-        cells += [_rate(s.value("total_tokens_per_s")), _middle(s.value("steady_total_tokens_per_s"))]
-        cells.append(_middle(s.value("requests_per_s")))
+        cells += [cell_with_ends(s.value("total_tokens_per_s")), cell(s.value("steady_total_tokens_per_s"))]
+        cells.append(cell(s.value("requests_per_s")))
         cells += [percent(good.value) if good else ""] if has_goodput else []
         rows.append((s.load.name, s.total("num_ok"), *cells))
     headings = ["load", "requests", "input", "output", "total", "total, steady", "requests/s"]
@@ -67,7 +67,7 @@ def rate_table(found: Sequence[LoadSummary]) -> TextTable:
         rows=rows,
         caption="Successful requests over the whole load; steady: without ramp and drain, empty if that is too short."
         + (" Goodput: share of all requests within all bounds." if has_goodput else "")
-        + _spread_sentence(found),
+        + spread_sentence(max((len(s.usable) for s in found), default=0), "total"),
     )
 
 
@@ -200,25 +200,6 @@ def point_line(point: ServingPoint) -> str:
     return text + (f", {failed} of {point.num_requests} requests failed" if failed else "")
 
 
-def _spread_sentence(found: Sequence[LoadSummary]) -> str:
-    most = max((len(s.usable) for s in found), default=0)
-    if most < 2:
-        return ""
-    return f" Medians of {most} repeats, total with its {'95 % interval' if most >= 6 else 'range'}."
-
-
-def _middle(found: ValueRange | None) -> str:
-    return "" if found is None else rate(found.value)
-
-
-def _rate(found: ValueRange | None) -> str:
-    if found is None:
-        return ""
-    return (
-        rate(found.value) if found.low == found.high else f"{rate(found.value)} ({rate(found.low)}–{rate(found.high)})"
-    )
-
-
 def _ms(found: ValueRange | None) -> str:
     return "" if found is None else f"{found.value * 1e3:.2f}"
 
@@ -250,20 +231,17 @@ def serving_page(found: Sequence[LoadSummary], *, sidecar: Mapping[str, Any], bo
         if steps.rows:
             parts = [figure(bound_svg(usable, bound_s=bound_s)), page_table(steps)]
             sections.append(PageSection(title="Best load under a bound", parts=parts))
-    return measured_page(
-        f"Serving {sidecar['endpoint']['model']}", lead=_lead(found, sidecar), key_figures=_tiles(usable, bound_s),
-        notes=cautions(found), sections=[*sections, *table_sections(failure_table(found))],
-        conditions=_conditions(sidecar), about=sidecar,
-    )  # fmt: skip
-
-
-def _lead(found: Sequence[LoadSummary], sidecar: Mapping[str, Any]) -> str:
     done = sum(s.total("num_ok") for s in found)
     asked = sum(s.total("num_requests") for s in found)
-    return (
+    lead = (
         f"{len(found)} loads, {done} of {asked} requests successful, {sidecar['input_tokens']} input and "
         f"{sidecar['output_tokens']} output tokens asked for."
     )
+    return measured_page(
+        f"Serving {sidecar['endpoint']['model']}", lead=lead, key_figures=_tiles(usable, bound_s),
+        notes=cautions(found), sections=[*sections, *table_sections(failure_table(found))],
+        conditions=_conditions(sidecar), about=sidecar,
+    )  # fmt: skip
 
 
 def _tiles(usable: Sequence[LoadSummary], bound_s: float) -> list[tuple[str, str, str]]:

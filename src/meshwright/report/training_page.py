@@ -16,19 +16,9 @@ from meshwright.answers.quantities import FORMATS, interval_of, percent, rate, s
 from meshwright.answers.training_run import MeasuredQuantity, TrainingRun
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import UnknownNameError
+from meshwright.report import training_figures as figures
 from meshwright.report.figures import family_legend, shares_svg, waterfall_svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
-from meshwright.report.training_figures import (
-    GREEN,
-    LOSS_LEGEND,
-    PURPLE,
-    line_svg,
-    loss_svg,
-    ratio_legend,
-    ratio_svg,
-    step_legend,
-    step_time_svg,
-)
 from meshwright.units import GIB, format_bytes, format_count, format_duration, gib
 from meshwright.version import __version__
 
@@ -145,7 +135,7 @@ def _quantities(done: TrainingRun, notes: Endnotes) -> list[PageSection]:
             title="Predicted and measured",
             parts=[
                 paragraph(text, marks=marks),
-                figure(ratio_svg(rows), legend=ratio_legend(rows)),
+                figure(figures.ratio_svg(rows), legend=figures.ratio_legend(rows)),
                 table(headings, cells, name="Predicted and measured"),
             ],
         )
@@ -167,8 +157,8 @@ def _loss(done: TrainingRun) -> list[PageSection]:
     if not done.steps:
         return []
     has_validation = any("validation_loss" in s for s in done.steps)
-    legend = [(n, c) for n, c in LOSS_LEGEND.items() if has_validation or n == "training"]
-    return [PageSection(title="Loss", parts=[figure(loss_svg(done.steps), legend=legend)])]
+    legend = [(n, c) for n, c in figures.LOSS_LEGEND.items() if has_validation or n == "training"]
+    return [PageSection(title="Loss", parts=[figure(figures.loss_svg(done.steps), legend=legend)])]
 
 
 def _speed(done: TrainingRun) -> list[PageSection]:
@@ -185,10 +175,10 @@ def _speed(done: TrainingRun) -> list[PageSection]:
     parts = [
         paragraph(text),
         figure(
-            step_time_svg(done.steps, predicted=predicted),
-            legend=step_legend(done.steps, has_prediction=predicted is not None),
+            figures.step_time_svg(done.steps, predicted=predicted),
+            legend=figures.step_legend(done.steps, has_prediction=predicted is not None),
         ),
-        figure(line_svg(done.steps, "tokens_per_s_per_device", title="tokens/s/device")),
+        figure(figures.line_svg(done.steps, "tokens_per_s_per_device", title="tokens/s/device")),
     ]
     return [PageSection(title="Speed", parts=parts)]
 
@@ -203,8 +193,12 @@ def _gradients(done: TrainingRun) -> list[PageSection]:
             title="Gradient norm and learning rate",
             parts=[
                 paragraph(text),
-                figure(line_svg(done.steps, "gradient_norm", title="gradient norm", color=GREEN, is_logarithmic=True)),
-                figure(line_svg(done.steps, "learning_rate", title="learning rate", color=PURPLE)),
+                figure(
+                    figures.line_svg(
+                        done.steps, "gradient_norm", title="gradient norm", color=figures.GREEN, is_logarithmic=True
+                    )
+                ),
+                figure(figures.line_svg(done.steps, "learning_rate", title="learning rate", color=figures.PURPLE)),
             ],
         )
     ]
@@ -219,7 +213,7 @@ def _memory(done: TrainingRun) -> PageSection:
     )
     parts = [paragraph(text)]
     if done.steps:
-        parts.append(figure(line_svg(done.steps, "memory_bytes", title="GiB so far", factor=1 / GIB)))
+        parts.append(figure(figures.line_svg(done.steps, "memory_bytes", title="GiB so far", factor=1 / GIB)))
     if s["num_devices"] > 1:
         parts.append(_ranks(ranks))
     return PageSection(title="Memory" if s["num_devices"] == 1 else "Memory, and each process", parts=parts)

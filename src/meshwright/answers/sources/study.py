@@ -11,7 +11,7 @@ from __future__ import annotations
 import tomllib
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from statistics import median
@@ -103,8 +103,6 @@ class SourceReport(Result):
     slips: tuple[Slip, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        from dataclasses import asdict
-
         return jsonable({"claims": self.to_rows(), "slips": [asdict(s) for s in self.slips]})
 
     def to_rows(self) -> list[dict[str, Any]]:

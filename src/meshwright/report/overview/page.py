@@ -92,8 +92,11 @@ def record_page(
     """
     made = _made(found)
     parts = [_section(s, command=command) for s in (*first, *made.values()) if s is not None]
+    missing = [f"{name} needs {_NEEDS[name]}" for name, s in made.items() if name in _NEEDS and s is None]
+    text = "; ".join(missing) + "." if missing else "Nothing: the records fill every section."
+    absent = PageSection(title="What no record shows", parts=[paragraph(text[:1].upper() + text[1:])])
     return document(
-        title=heading or title(found), lead=_lead(found), sections=[*parts, _absent(made), _notes(found)],
+        title=heading or title(found), lead=_lead(found), sections=[*parts, absent, _notes(found)],
         footer=f"Meshwright {__version__}. {command}",
     )  # fmt: skip
 
@@ -478,12 +481,6 @@ def _lead(found: RecordReport) -> str:
     more = len(found.unreadable) - 20
     left += paragraph(f"And {more:,} more could not be read.", css_class="caution") if more > 0 else ""
     return tiles(shown) + left
-
-
-def _absent(made: dict[str, ReportSection | None]) -> PageSection:
-    missing = [f"{name} needs {_NEEDS[name]}" for name, s in made.items() if name in _NEEDS and s is None]
-    text = "; ".join(missing) + "." if missing else "Nothing: the records fill every section."
-    return PageSection(title="What no record shows", parts=[paragraph(text[:1].upper() + text[1:])])
 
 
 def _notes(found: RecordReport) -> PageSection:

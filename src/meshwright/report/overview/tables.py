@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from meshwright.answers.comparison.sides import MEMORY, MFU, THROUGHPUT, SideValue
 from meshwright.answers.overview.collect import RecordReport, ReportEntry
 from meshwright.answers.overview.cost import CostRow, CostSensitivity
@@ -107,8 +109,6 @@ def value_cells(value: SideValue) -> tuple[str, str]:
     ends = [e for e in (value.low, value.high) if e is not None] or list(value.samples)
     if not ends:
         return value_text(value), ""
-    from dataclasses import replace
-
     low, high = (value_text(replace(value, value=end)) for end in (min(ends), max(ends)))
     return value_text(value), f"{low} to {high}"
 
