@@ -18,18 +18,8 @@ from meshwright.planner.engines import engine_facts
 from meshwright.specs.features import Preset
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import NATIVE, Run
+from meshwright.training import run_identity
 from meshwright.training.rendezvous import is_restart, under_launcher
-from meshwright.training.run_identity import (
-    IDENTITY,
-    Comparison,
-    RunIdentity,
-    compare,
-    continued,
-    identity_in,
-    new_identity,
-    read_identity,
-    tokens_in,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +27,13 @@ class Beginning:
     """The run as it is trained, and its identity."""
 
     run: Run
-    identity: RunIdentity  # of the run as given, before it continues another one
-    held: RunIdentity | None = None  # of the newest checkpoint
+    identity: run_identity.RunIdentity  # of the run as given, before it continues another one
+    held: run_identity.RunIdentity | None = None  # of the newest checkpoint
     step: int = 0  # of the newest checkpoint
     changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
-    def resumed(self) -> RunIdentity:
+    def resumed(self) -> run_identity.RunIdentity:
         """The identity from here on, for an engine whose batches begin at multiples of their size."""
         return replace(self._continued(), sequence_offset=0)
 
@@ -52,10 +42,10 @@ class Beginning:
         """Sequences that such an engine trains on again because the batch has changed; negative: leaves out."""
         return self._continued().sequence_offset
 
-    def _continued(self) -> RunIdentity:
+    def _continued(self) -> run_identity.RunIdentity:
         if self.held is None:
             return self.identity
-        return continued(self.held, self.identity, step=self.step, batch=self.step, changes=self.changes)
+        return run_identity.continued(self.held, self.identity, step=self.step, batch=self.step, changes=self.changes)
 
 
 def begin(run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable[[Path], int | None]) -> Beginning:
@@ -75,20 +65,25 @@ def _begin(run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable
         from meshwright.training.fingerprints import fingerprints  # imports PyTorch; planning comes here too
 
         contents = fingerprints(run)
-    identity = new_identity(run, plan=plan, results=options.folder, fingerprints=contents)
+    identity = run_identity.new_identity(run, plan=plan, results=options.folder, fingerprints=contents)
     if saves is None or not (options.resume or is_restart() or under_launcher()):
         return Beginning(run=run, identity=identity, notes=_note_on_branch(run, identity))
     folder = Path(saves.folder).expanduser()
     step = newest_step(folder)
     if step is None:
         return Beginning(run=run, identity=identity)
-    held = identity_in(folder)
+    held = run_identity.identity_in(folder)
     if held is None:
         note = f"the checkpoints in {folder} do not say of which run they are: nothing was compared"
         return Beginning(run=run, identity=identity, notes=(note,))
-    found = compare(held, identity)
+    found = run_identity.compare(held, identity)
     refuse_differences(found, checkpoint=f"{folder}, after step {step}")
-    _refuse_other_results(options.folder, held)
+    there = run_identity.read_identity(options.folder / run_identity.IDENTITY)
+    if there is not None and held.run_id and there.run_id != held.run_id:
+        raise InputError(
+            "the folder of results is of another run than the checkpoint", got=str(options.folder),
+            allowed=held.results, hint="leave --out away, or name a new folder",
+        )  # fmt: skip
     begun = _with_steps(run, held, step=step, folder=folder)
     if options.resume:
         _refuse_fewer_steps(run, begun, step=step)
@@ -129,7 +124,7 @@ OTHER_KEYS = {"compiles": "train.compile", "attention": "kernels.routes.attentio
 """Keys with which the native engine switches what an estimate reads under `stack`."""
 
 
-def refuse_differences(found: Comparison, *, checkpoint: str) -> None:
+def refuse_differences(found: run_identity.Comparison, *, checkpoint: str) -> None:
     """Raise one InputError with every difference that makes the checkpoint one of another run."""
     if found.refused:
         raise InputError(
@@ -138,7 +133,7 @@ def refuse_differences(found: Comparison, *, checkpoint: str) -> None:
         )
 
 
-def notes_of(found: Comparison, *, step: int) -> tuple[str, ...]:
+def notes_of(found: run_identity.Comparison, *, step: int) -> tuple[str, ...]:
     """Notes on settings that changed after `step`, and on those that could not be compared."""
     lines = []
     if found.changed:
@@ -146,15 +141,6 @@ def notes_of(found: Comparison, *, step: int) -> tuple[str, ...]:
     if found.unknown:
         lines.append(f"an older release wrote the checkpoint: not compared are {', '.join(found.unknown)}")
     return tuple(lines)
-
-
-def _refuse_other_results(folder: Path, held: RunIdentity) -> None:
-    there = read_identity(folder / IDENTITY)
-    if there is not None and held.run_id and there.run_id != held.run_id:
-        raise InputError(
-            "the folder of results is of another run than the checkpoint", got=str(folder), allowed=held.results,
-            hint="leave --out away, or name a new folder",
-        )  # fmt: skip
 
 
 def _refuse_fewer_steps(run: Run, begun: Run, *, step: int) -> None:
@@ -171,7 +157,7 @@ def _refuse_fewer_steps(run: Run, begun: Run, *, step: int) -> None:
     )
 
 
-def _note_on_branch(run: Run, identity: RunIdentity) -> tuple[str, ...]:
+def _note_on_branch(run: Run, identity: run_identity.RunIdentity) -> tuple[str, ...]:
     branch, saves = identity.branched_from, run.train.checkpoint
     if branch is None:
         return ()
@@ -183,17 +169,17 @@ def _note_on_branch(run: Run, identity: RunIdentity) -> tuple[str, ...]:
     return (f"a new run from the weights of {branch.checkpoint}, after step {branch.step} of {branch.run}{again}",)
 
 
-def _note_on_results(folder: Path, held: RunIdentity) -> tuple[str, ...]:
+def _note_on_results(folder: Path, held: run_identity.RunIdentity) -> tuple[str, ...]:
     if not held.results or Path(held.results).resolve() == folder.resolve():
         return ()
     return (f"results of the steps before are, or were, in {held.results}",)
 
 
-def _with_steps(run: Run, held: RunIdentity, *, step: int, folder: Path) -> Run:
+def _with_steps(run: Run, held: run_identity.RunIdentity, *, step: int, folder: Path) -> Run:
     """The run with the number of steps in which it sees `train.tokens`, those before a change of the batch included."""
     if run.train.tokens is None or not held.batches:
         return run
-    left = run.train.tokens - tokens_in(folder, held=held, step=step)
+    left = run.train.tokens - run_identity.tokens_in(folder, held=held, step=step)
     steps = step + -(-left // run.tokens_per_step)
     if steps == run.num_steps:
         return run

@@ -18,19 +18,9 @@ from meshwright.engines import exporting
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.specs.model import Model
-from meshwright.specs.run import Checkpoint, Run
-from meshwright.training import checkpoints
+from meshwright.specs.run import Run
+from meshwright.training import checkpoints, run_identity
 from meshwright.training.rendezvous import under_launcher
-from meshwright.training.run_identity import (
-    BRANCH,
-    Branch,
-    RunIdentity,
-    compare,
-    identity_file,
-    identity_in,
-    new_identity,
-    newest_manifest,
-)
 from meshwright.training.weights.reading import shapes_of
 
 START = "start"
@@ -40,7 +30,7 @@ START = "start"
 class _Source:
     """The newest checkpoint of the other run."""
 
-    identity: RunIdentity | None
+    identity: run_identity.RunIdentity | None
     shapes: Model
     name: str
     saved: checkpoints.SavedCheckpoint | None  # None: in the format of another program
@@ -54,7 +44,14 @@ def branched(run: Run, *, results: Path) -> Iterator[Run]:
     If the block raises before a step is taken, `START` is removed. Raises InputError where there is no checkpoint, or
     its weights do not fit the model.
     """
-    saves = _settings(run)
+    if under_launcher():
+        raise InputError(
+            "--branch is for one host without a launcher",
+            hint="`meshwright checkpoint to-hf` writes the weights; name them with `weights`, and new folders",
+        )
+    if run.train.checkpoint is None:
+        raise InputError("there is nothing to branch from: the run saves no checkpoints", hint="set train.checkpoint")
+    saves = run.train.checkpoint
     source = _source(run, Path(saves.folder).expanduser())
     _refuse_shapes(source, run)
     start, own = results / START, _free_folder(saves.folder)
@@ -76,20 +73,9 @@ def branched(run: Run, *, results: Path) -> Iterator[Run]:
         raise
 
 
-def _settings(run: Run) -> Checkpoint:
-    if under_launcher():
-        raise InputError(
-            "--branch is for one host without a launcher",
-            hint="`meshwright checkpoint to-hf` writes the weights; name them with `weights`, and new folders",
-        )
-    if run.train.checkpoint is None:
-        raise InputError("there is nothing to branch from: the run saves no checkpoints", hint="set train.checkpoint")
-    return run.train.checkpoint
-
-
 def _source(run: Run, folder: Path) -> _Source:
-    identity = identity_in(folder)
-    if newest_manifest(folder) is not None:
+    identity = run_identity.identity_in(folder)
+    if run_identity.newest_manifest(folder) is not None:
         saved = checkpoints.newest(folder)
         manifest = checkpoints.read_manifest(saved.path)
         content = checkpoints.content_of(manifest) or checkpoints.content(run, weights=None)
@@ -108,7 +94,9 @@ def _refuse_shapes(source: _Source, run: Run) -> None:
     if held == ours:
         return
     other = replace(source.run, model=source.shapes)
-    found = compare(*(new_identity(r, plan=None, results=None, fingerprints={}) for r in (other, run)))
+    found = run_identity.compare(
+        *(run_identity.new_identity(r, plan=None, results=None, fingerprints={}) for r in (other, run))
+    )
     shapes = [line for line in found.refused if line.startswith("model.")]
     tensors = sorted({*held, *ours} - {name for name in held if held[name] == ours.get(name)})
     raise InputError(
@@ -126,15 +114,17 @@ def _export(source: _Source, start: Path) -> None:
     else:
         merge = source.run.lora is not None
         done = exporting.export_own(source.run, start, step=None, dtype="fp32", merge=merge)
-    branch = Branch(
+    branch = run_identity.Branch(
         run=source.name,
         run_id=(source.identity and source.identity.run_id) or None,
         step=done.step,
         checkpoint=str(done.checkpoint.absolute()),
     )
-    write_atomically(start / BRANCH, json.dumps(asdict(branch), indent=2) + "\n")
+    write_atomically(start / run_identity.BRANCH, json.dumps(asdict(branch), indent=2) + "\n")
 
 
 def _free_folder(folder: str) -> str:
     names = (f"{folder.rstrip('/')}-branch{suffix}" for suffix in ("", *(f"-{i}" for i in range(2, 10_000))))
-    return next(n for n in names if not Path(n).expanduser().exists() and not identity_file(Path(n)).exists())
+    return next(
+        n for n in names if not Path(n).expanduser().exists() and not run_identity.identity_file(Path(n)).exists()
+    )

@@ -91,7 +91,11 @@ def export_saved(
     `run` is needed only for old checkpoints, which do not contain their model's shapes. Raises InputError also where
     a file is damaged.
     """
-    _require_whole(saved)
+    if fault := checkpoints.verify(saved.path):
+        raise InputError(
+            f"checkpoint {saved.path} is damaged: {fault}",
+            hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
+        )
     manifest = checkpoints.read_manifest(saved.path)
     content = checkpoints.content_of(manifest)
     content = content or (run and checkpoints.content(run, weights=None))
@@ -101,8 +105,8 @@ def export_saved(
             allowed="RUN.yaml",
         )  # fmt: skip
     kind = _kind(content.lora, merge=merge, where=str(saved.path))
-    if dequantised:
-        _require_quantised_base(content.lora, where=str(saved.path))
+    if dequantised and (content.lora is None or content.lora.base_format is BaseFormat.FULL):
+        raise InputError("--dequantised is for adapters that were trained on a quantised base", got=str(saved.path))
     dtype = dtype or _default_dtype(kind)
     writer = find_engine(manifest["engine"]) if manifest.get("engine") else None
 
@@ -160,18 +164,5 @@ def _kind(lora: Lora | None, *, merge: bool, where: str) -> ExportKind:
     return "weights" if lora is None else "merged weights" if merge else "adapter"
 
 
-def _require_quantised_base(lora: Lora | None, *, where: str) -> None:
-    if lora is None or lora.base_format is BaseFormat.FULL:
-        raise InputError("--dequantised is for adapters that were trained on a quantised base", got=where)
-
-
 def _default_dtype(kind: ExportKind) -> Dtype:
     return "fp32" if kind == "adapter" else "bf16"
-
-
-def _require_whole(saved: SavedCheckpoint) -> None:
-    if fault := checkpoints.verify(saved.path):
-        raise InputError(
-            f"checkpoint {saved.path} is damaged: {fault}",
-            hint="`meshwright checkpoint verify` names the last good one; choose it with --step",
-        )

@@ -95,6 +95,7 @@ def start(
     plans, for too few devices and for a folder that already contains checkpoints.
     """
     from meshwright.training.data import require_sources
+    from meshwright.training.device import notes_on_name
 
     require_sources(run)
     refuse_absent_steps(run, options)
@@ -123,7 +124,7 @@ def start(
             *begun.notes,
             *_notes_on_data(begun),
             *notes_on_weights(run, file_shapes),
-            *_notes_on_device(run, machine),
+            *notes_on_name(machine.device_name, device_type=machine.device_type, cluster=run.cluster),
             *([NOT_PROFILED] if options.is_profiled and profiled is None else []),
         ),
     )
@@ -165,12 +166,6 @@ def cluster_here(run: Run, machine: Machine) -> Cluster:
     num_devices = run.plan.num_devices if run.plan else machine.num_devices
     rates = None if devices.catalog_name(device) else devices.measure_rates(device)
     return devices.cluster_here(device, num_devices=num_devices, rates=rates)
-
-
-def _notes_on_device(run: Run, machine: Machine) -> tuple[str, ...]:
-    from meshwright.training.device import notes_on_name
-
-    return notes_on_name(machine.device_name, device_type=machine.device_type, cluster=run.cluster)
 
 
 def refuse_devices(plan: Plan, *, device_type: str, num_devices: int) -> None:

@@ -55,23 +55,19 @@ def _start(args: Any) -> int:
     try:
         torchrun.run(args)
     except ChildFailedError as error:
-        return _exit_code(error)
+        # A process that refused the run comes before the one that failed first.
+        rank, failure = error.get_first_failure()
+        codes = [failure.exitcode, *(other.exitcode for other in error.failures.values())]
+        code = next((code for code in codes if code in REFUSED), codes[0])
+        reason = f"exit code {code}" if code > 0 else signal.Signals(-code).name
+        print(f"process {rank} ended with {reason}", file=sys.stderr, flush=True)
+        return code if code > 0 else 128 - code
     except SignalException as error:
         return 128 + error.sigval
     except RendezvousError as error:
         print(printable(f"error: the other hosts are gone: {error}"), file=sys.stderr, flush=True)
         return 1
     return 0
-
-
-def _exit_code(error: ChildFailedError) -> int:
-    """Exit code of a process that refused the run, else of the process that failed first."""
-    rank, failure = error.get_first_failure()
-    codes = [failure.exitcode, *(other.exitcode for other in error.failures.values())]
-    code = next((code for code in codes if code in REFUSED), codes[0])
-    reason = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-    print(f"process {rank} ended with {reason}", file=sys.stderr, flush=True)
-    return code if code > 0 else 128 - code
 
 
 if __name__ == "__main__":

@@ -105,6 +105,8 @@ def parameters_text(run: Run, plan: Plan) -> str:
 
 def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
     """Return all keys of the configuration."""
+    # With a pipeline, all micro-batches are one batch; without one, they are gradient accumulation.
+    accumulated = num_accumulated(run, plan)
     return {
         "base_config": "base.yml",
         "run_name": NAME,
@@ -112,13 +114,19 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         **_numbers(run, plan),
         **_adapters(run),
         **_parallelism(plan, run),
-        **_batch(run, plan),
+        "max_target_length": run.sequence_length,
+        "per_device_batch_size": run.global_batch / accumulated / plan.num_devices / jax_devices(run),
+        "gradient_accumulation_steps": accumulated,
         **_recompute(plan),
         **_optimizer(run),
         **_data(run, folder),
         **_checkpoint(run, folder),
         **_evaluation(run, plan),
-        **_outputs(folder),
+        "metrics_file": str(folder / OUTPUT / "metrics.jsonl"),
+        "enable_tensorboard": False,
+        "enable_goodput_recording": False,
+        "monitor_goodput": False,
+        "log_config": False,
     }
 
 
@@ -213,16 +221,6 @@ def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
 def jax_devices(run: Run) -> int:
     """Return the devices that JAX shows for one device of the run's cluster."""
     return 1 if run.cluster is None else run.cluster.accelerator.jax_devices
-
-
-def _batch(run: Run, plan: Plan) -> dict[str, Any]:
-    """With a pipeline, all micro-batches are one batch; without one, they are gradient accumulation."""
-    accumulated = num_accumulated(run, plan)
-    return {
-        "max_target_length": run.sequence_length,
-        "per_device_batch_size": run.global_batch / accumulated / plan.num_devices / jax_devices(run),
-        "gradient_accumulation_steps": accumulated,
-    }
 
 
 def _recompute(plan: Plan) -> dict[str, Any]:
@@ -326,15 +324,4 @@ def _evaluation(run: Run, plan: Plan) -> dict[str, Any]:
         "eval_interval": evaluate.every_steps,
         "eval_steps": evaluate.num_batches * num_accumulated(run, plan),
         "target_eval_loss": evaluate.target_loss or 0.0,
-    }
-
-
-def _outputs(folder: Path) -> dict[str, Any]:
-    """Metrics with full precision in a file; MaxText's other outputs are disabled."""
-    return {
-        "metrics_file": str(folder / OUTPUT / "metrics.jsonl"),
-        "enable_tensorboard": False,
-        "enable_goodput_recording": False,
-        "monitor_goodput": False,
-        "log_config": False,
     }

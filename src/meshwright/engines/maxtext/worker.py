@@ -6,13 +6,16 @@ in MaxText's environment and writes the step log from MaxText's metrics.
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,28 +23,87 @@ from meshwright import runfile
 from meshwright.catalog.lookup import accelerator_with_driver_name
 from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
 from meshwright.engines.launched_worker import worker_folders
-from meshwright.engines.maxtext import environment
-from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, OUTPUT, PARAMETERS, RUN_FILE, xla_flags
-from meshwright.engines.maxtext.profile import StepProfile
-from meshwright.engines.maxtext.results import (
-    LAYOUT,
-    LOSS,
-    METRICS,
-    complete_lines,
-    smoothed,
-    step_entry,
-    validation_entry,
-)
+from meshwright.engines.maxtext import environment, results
+from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, NAME, OUTPUT, PARAMETERS, RUN_FILE, xla_flags
 from meshwright.engines.maxtext.worker_inputs import adapters, batch_files
 from meshwright.errors import MeshwrightError, printable
+from meshwright.files import write_atomically
 from meshwright.json_values import load_json
 from meshwright.records.files import driver_version
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
-from meshwright.training.profiling.steps import steps_of_environment
+from meshwright.training.profiling.hlo import summarize_executions
+from meshwright.training.profiling.steps import FOLDER, SUMMARY, TRACE, ProfileSteps, steps_of_environment
 from meshwright.training.rendezvous import free_port
 from meshwright.version import __version__
+
+MODULE = "jit_train_step"  # name of the step in JAX, of MaxText's loop and of Meshwright's
+HLO = "hlo"  # folder of the text, in the folder of the measurements
+TEXT = f"*.{MODULE}.*_after_optimizations.txt"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepProfile:
+    """The profile of one process: `steps` count, `done` were taken before it started.
+
+    MaxText's profiler (`profiler=xplane`) covers one range of steps and waits for the device at both ends. JAX writes
+    TENSORBOARD/plugins/profile/TIME/HOST.trace.json.gz. XLA writes the text of the compiled step, from which the
+    instructions in the trace get their categories, only when it compiles: JAX's cache of programs is off.
+    """
+
+    steps: ProfileSteps
+    done: int
+    output: Path  # folder of the measurements, in the folder of the results
+    base: Path  # MaxText's `base_output_directory`
+
+    @property
+    def traced(self) -> ProfileSteps:
+        """The steps in the trace: also the one before the first that counts, in which buffers are allocated."""
+        return ProfileSteps(first=max(self.done + 1, self.steps.first - 1), last=self.steps.last)
+
+    def slows(self, step: int) -> bool:
+        """Return True if the time of `step` is not usual: MaxText counts the writing of the trace to the next step."""
+        return self.traced.first <= step <= self.traced.last + 1
+
+    @property
+    def settings(self) -> list[str]:
+        """Settings of MaxText. It counts skipped steps from the first one that it takes."""
+        traced = self.traced
+        return [
+            "profiler=xplane",
+            f"skip_first_n_steps_for_profiler={traced.first - self.done - 1}",
+            f"profiler_steps={traced.last - traced.first + 1}",
+            "jax_cache_dir=",
+        ]
+
+    @property
+    def xla_flags(self) -> str:
+        """Flags with which XLA writes the text of the step."""
+        folder = (self.output / HLO).absolute()
+        return f"--xla_dump_to={folder} --xla_dump_hlo_as_text --xla_dump_hlo_module_re={MODULE}"
+
+    def write(self) -> None:
+        """Write `profile/` of the results, and remove what MaxText wrote, whose names contain that of the host.
+
+        Raises ValueError if the trace or the text is missing, or does not contain the steps.
+        """
+        profiles = self.base / NAME / "tensorboard" / "plugins" / "profile"
+        traces = sorted(profiles.glob("*/*.trace.json.gz"), key=lambda path: path.stat().st_mtime)
+        texts = sorted((self.output / HLO).glob(TEXT), key=lambda path: path.stat().st_mtime)
+        if not traces or not texts:
+            raise ValueError("MaxText wrote no trace" if texts else "XLA wrote no text of the step")
+        with gzip.open(traces[-1], "rt", encoding="utf-8") as stream:
+            trace = json.load(stream)
+        folder = self.output.parent / FOLDER
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(traces[-1], folder / TRACE)
+        hlo = texts[-1].read_text(encoding="utf-8")
+        shutil.rmtree(profiles, ignore_errors=True)
+        shutil.rmtree(self.output / HLO, ignore_errors=True)
+        found = summarize_executions(trace, module=MODULE, hlo=hlo, traced=self.traced, steps=self.steps)
+        write_atomically(folder / SUMMARY, json.dumps(found, indent=2) + "\n")
+
 
 SCRIPTS = Path(__file__).parent / "in_maxtext_environment"
 POLL_S = 0.05
@@ -51,7 +113,7 @@ def main(folder: Path) -> int:
     """Train with the configuration in `folder`; return the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run = runfile.load(folder / RUN_FILE)
-    with worker_folders(folder, run, layout=LAYOUT):
+    with worker_folders(folder, run, layout=results.LAYOUT):
         return _train(run, folder)
 
 
@@ -63,7 +125,13 @@ def _train(run: Run, folder: Path) -> int:
     output.mkdir(parents=True, exist_ok=True)
     batches = _write_data(run, output, rank=rank, world=world)
     arrays = str(batches) if batch_files.has_arrays(batches) else ""  # for Meshwright's loop
-    arguments = [str(folder / CONFIGURATION), *_machine_settings(run, output, rank=rank)]
+    values: dict[str, Any] = {
+        "base_output_directory": _base(run, output).absolute(),
+        "load_full_state_path": _weights_folder(run, output, rank=rank).absolute(),
+    }
+    if rank:
+        values["metrics_file"] = ""
+    arguments = [str(folder / CONFIGURATION), *[f"{name}={value}" for name, value in values.items()]]
     arguments += ["dataset_type=synthetic"] if arrays else [f"mmap_eod_id={batch_files.end_token(batches)}"]
     profile = _profile(run, output)
     arguments += [] if profile is None else profile.settings
@@ -84,9 +152,16 @@ def _train(run: Run, folder: Path) -> int:
         child.terminate()
     log.update()
     code = log.close(exit_code=child.returncode)
-    _require_given_order(output)
+    # MaxText writes indices of its own, shuffled ones, if it did not find the given ones.
+    index = output / DATA / INDEX  # absent for arrays
+    if len(list(index.glob("*-shuffle_index.npy"))) > 1:
+        raise MeshwrightError(f"MaxText has not read its batches in the given order: see {index}")
     if profile is not None and rank == 0:
-        _write_profile(profile)
+        # A training does not fail because of its profile: the record then has none, with a note.
+        try:
+            profile.write()
+        except (OSError, ValueError) as error:
+            print(printable(f"warning: there is no profile: {error}"), file=sys.stderr, flush=True)
     return code
 
 
@@ -95,16 +170,8 @@ def _profile(run: Run, output: Path) -> StepProfile | None:
     steps, saves = steps_of_environment(), run.train.checkpoint
     if steps is None:
         return None
-    done = LAYOUT.newest_step(Path(saves.folder)) if saves else None
+    done = results.LAYOUT.newest_step(Path(saves.folder)) if saves else None
     return StepProfile(steps=steps, done=done or 0, output=output, base=_base(run, output))
-
-
-def _write_profile(profile: StepProfile) -> None:
-    """Write the profile. A training does not fail because of it: the record then has none, with a note."""
-    try:
-        profile.write()
-    except (OSError, ValueError) as error:
-        print(printable(f"warning: there is no profile: {error}"), file=sys.stderr, flush=True)
 
 
 def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
@@ -120,17 +187,6 @@ def _write_data(run: Run, output: Path, *, rank: int, world: int) -> Path:
     while not (folder / MANIFEST).is_file():
         time.sleep(POLL_S)
     return folder
-
-
-def _machine_settings(run: Run, output: Path, *, rank: int) -> list[str]:
-    """Return settings that depend on the machine and the process."""
-    values: dict[str, Any] = {
-        "base_output_directory": _base(run, output).absolute(),
-        "load_full_state_path": _weights_folder(run, output, rank=rank).absolute(),
-    }
-    if rank:
-        values["metrics_file"] = ""
-    return [f"{name}={value}" for name, value in values.items()]
 
 
 def _base(run: Run, output: Path) -> Path:
@@ -175,20 +231,13 @@ def _environment(folder: Path, *, num_devices: int, xla: str) -> dict[str, str]:
     }
 
 
-def _require_given_order(output: Path) -> None:
-    """Raise MeshwrightError if MaxText did not find the given indices and wrote shuffled ones of its own."""
-    index = output / DATA / INDEX  # absent for arrays
-    if len(list(index.glob("*-shuffle_index.npy"))) > 1:
-        raise MeshwrightError(f"MaxText has not read its batches in the given order: see {index}")
-
-
 class _StepLogWriter:
     """Writes the step log in the first process, and the measurements of every process."""
 
     def __init__(self, output: Path, *, rank: int, is_exact: bool, profile: StepProfile | None) -> None:
         self.output, self.rank, self.is_exact, self.profile = output, rank, is_exact, profile
         self.entries: list[dict[str, Any]] = []
-        metrics = output / METRICS
+        metrics = output / results.METRICS
         self.position = metrics.stat().st_size if metrics.is_file() else 0  # after lines of a resumed training
         self.steps = output / STEPS
         self.begin = self.steps.stat().st_size if self.steps.is_file() else 0
@@ -197,11 +246,11 @@ class _StepLogWriter:
         """Copy the lines that MaxText has written since the last call."""
         if self.rank:
             return
-        lines, self.position = complete_lines(self.output / METRICS, start=self.position)
-        new = [self._marked(step_entry(line, ended_s=time.time())) for line in lines if LOSS in line]
+        lines, self.position = results.complete_lines(self.output / results.METRICS, start=self.position)
+        new = [self._marked(results.step_entry(line, ended_s=time.time())) for line in lines if results.LOSS in line]
         self.entries += new
         _append(self.steps, new)
-        _append(self.output / VALIDATION, [e for line in lines if (e := validation_entry(line))])
+        _append(self.output / VALIDATION, [e for line in lines if (e := results.validation_entry(line))])
 
     def close(self, *, exit_code: int) -> int:
         """Write the final files; return the exit code, which is 0 if the training diverged."""
@@ -209,7 +258,7 @@ class _StepLogWriter:
         known = load_json(path) if path.is_file() else None
         peak = known["peak_memory_bytes"] if known else 0
         entries = [entry | {"memory_bytes": peak} for entry in self.entries]
-        entries = entries if self.is_exact else smoothed(entries)
+        entries = entries if self.is_exact else results.smoothed(entries)
         if self.rank == 0:
             self._rewrite(entries)
             if known:

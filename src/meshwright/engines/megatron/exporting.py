@@ -54,7 +54,6 @@ def export_saved_weights(saved: SavedCheckpoint, content: Content, folder: Path,
 
 
 def _read_tensor(path: Path, key: str, *, stored: Mapping[str, Any]) -> Tensor:
-    """One whole tensor."""
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load
 

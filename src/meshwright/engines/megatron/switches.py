@@ -158,7 +158,6 @@ def switches_set(run: Run) -> Features:
 
 
 def _format(run: Run, name: str) -> Settings:
-    """Settings of a number format."""
     return FORMATS[name].settings.get(getattr(switches_set(run), name), {})
 
 

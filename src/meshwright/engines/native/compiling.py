@@ -53,13 +53,9 @@ def compile_layers(layers: Sequence[nn.Module], *, plan: Plan) -> None:
     """Compile each of `layers` at its first call. Those that can be one graph must become one: a break is an error."""
     for layer in layers:
         assert isinstance(layer, Block)
-        layer.forward = _prepared(torch.compile(layer.forward, fullgraph=_is_whole(layer, plan)), layer)
-
-
-def _is_whole(layer: Block, plan: Plan) -> bool:
-    """Return True if nothing in the layer waits for numbers from the device."""
-    has_own_rows = isinstance(layer.ffn, FeedForward) or plan.expert * plan.expert_tensor * plan.tensor == 1
-    return has_own_rows and plan.context == 1
+        # A graph must not wait for numbers from the device.
+        has_own_rows = isinstance(layer.ffn, FeedForward) or plan.expert * plan.expert_tensor * plan.tensor == 1
+        layer.forward = _prepared(torch.compile(layer.forward, fullgraph=has_own_rows and plan.context == 1), layer)
 
 
 def _prepared(compiled: Callable[..., Tensor], layer: Block) -> Callable[..., Tensor]:

@@ -33,7 +33,7 @@ from meshwright.engines.base import predicted as predicted_of
 from meshwright.engines.native.assembly import assemble
 from meshwright.engines.native.fp8 import is_emulated
 from meshwright.engines.native.layer_timing import LEAST_SD
-from meshwright.engines.native.machine_measurement import MachineMeasurement, measure_machine
+from meshwright.engines.native.machine_measurement import MachineMeasurement, is_several, measure_machine
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
@@ -141,10 +141,10 @@ def _of_fixed_steps(run: Run, *, plan: Plan, device: torch.device, measuring: Me
 
 def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: Measuring) -> Expectation:
     """The expectation of `cluster: here`."""
-    installed = _installed(device) if _is_several() else None
+    installed = _installed(device) if is_several() else None
     found = measure_machine(
         run, plan=plan, device=device, measuring=measuring,
-        needs_collective=_is_several() and installed is None,
+        needs_collective=is_several() and installed is None,
     )  # fmt: skip
     cluster = devices.cluster_here(device, num_devices=plan.num_devices, rates=found.rates)
     is_known = found.rates is not None or devices.catalog_name(device) is not None
@@ -267,7 +267,8 @@ def _slowness(run: Run, plan: Plan, device: torch.device) -> float | None:
         return None
     if plan.num_devices != (dist.get_world_size() if dist.is_initialized() else 1):
         return None
-    _together()
+    if is_several():
+        dist.barrier()
     checks = load(run.calibration).checks
     return measure_slowdown(checks, num_processes=plan.num_devices, device=device)
 
@@ -303,15 +304,6 @@ def _speed_notes(slower: float) -> list[str]:
         f"this machine is {abs(slower - 1):.0%} {word} now than when it was calibrated: so is the prediction, and "
         f"its interval holds both"
     ]
-
-
-def _is_several() -> bool:
-    return dist.is_initialized() and dist.get_world_size() > 1
-
-
-def _together() -> None:
-    if _is_several():
-        dist.barrier()
 
 
 def measure_slowdown(checks: tuple[Check, ...], *, num_processes: int, device: torch.device) -> float | None:
@@ -350,7 +342,7 @@ def _seconds(check: Check, device: torch.device) -> float:
 
 
 def _largest(seconds: float) -> float:
-    if not _is_several():
+    if not is_several():
         return seconds
     value = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(value, op=dist.ReduceOp.MAX)

@@ -20,18 +20,9 @@ from meshwright.engines.native.fp8 import CHECKPOINTED
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay
 from meshwright.engines.native.validation import ValidationHistory
-from meshwright.training import checkpoints
+from meshwright.training import checkpoints, run_identity
 from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.data import Corpus
-from meshwright.training.run_identity import (
-    RunIdentity,
-    as_document,
-    compare,
-    continued,
-    identity_of_manifest,
-    tokens_seen,
-    with_batch,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,19 +102,21 @@ class LoopCheckpoints:
         with self.progress.phase(f"reading {saved.path}"):
             self.detector.load(self._load(saved).get("guard", {}))
         self.history.load(manifest.get("validation"))
-        held = identity_of_manifest(manifest)
+        held = run_identity.identity_of_manifest(manifest)
         batches = held.batches if held is not None and held.batches else self.prepared.identity.batches
-        self.position.load(manifest, step=saved.step, tokens=tokens_seen(batches, steps=saved.step))
+        self.position.load(manifest, step=saved.step, tokens=run_identity.tokens_seen(batches, steps=saved.step))
         if held is not None:
             self._continue(held, step=saved.step)
         self.progress.say(f"resumed from {saved.path} after step {saved.step}")
         return saved.step
 
-    def _continue(self, held: RunIdentity, *, step: int) -> None:
+    def _continue(self, held: run_identity.RunIdentity, *, step: int) -> None:
         """Continue the run of the checkpoint. Other processes have compared it; its data may have been replaced."""
         ours = self.prepared.identity
-        found = compare(held, ours)
-        self.identity = continued(held, ours, step=step, batch=self.position.next_batch, changes=found.changed)
+        found = run_identity.compare(held, ours)
+        self.identity = run_identity.continued(
+            held, ours, step=step, batch=self.position.next_batch, changes=found.changed
+        )
         for line in notes_of(found, step=step):
             self.progress.say(f"note: {line}")
 
@@ -139,7 +132,7 @@ class LoopCheckpoints:
         self.history.load(manifest.get("validation"))
         self.position.tokens = manifest.get("tokens", 0)
         tokens_per_step = self.prepared.identity.batches[-1][1]
-        history = with_batch(self.identity.batches, step=saved.step, tokens_per_step=tokens_per_step)
+        history = run_identity.with_batch(self.identity.batches, step=saved.step, tokens_per_step=tokens_per_step)
         self.identity = replace(self.identity, batches=history)
         return LoadedCheckpoint(step=saved.step, next_batch=next_batch_of(manifest, step=saved.step))
 
@@ -165,7 +158,7 @@ class LoopCheckpoints:
             "validation": self.history.state(),
             checkpoints.BEST: best,
             checkpoints.ONLY_BEST: not is_due,
-            "identity": as_document(self.identity),
+            "identity": run_identity.as_document(self.identity),
             **checkpoints.as_manifest(content),
         }
         with self.clock.during(TrainingPhase.CHECKPOINT), self.progress.phase("saving a checkpoint"):

@@ -139,7 +139,8 @@ def _best_rates(first: Rates | None, second: Rates | None) -> Rates | None:
 def _measure(
     run: Run, *, plan: Plan, device: torch.device, needs_collective: bool, budget_s: float
 ) -> MachineMeasurement:
-    _together()
+    if is_several():
+        dist.barrier()
     started_s = time.perf_counter()
     rates = _measured_rates(device, budget_s=RATES_SHARE * BUDGET_S)
     made = f"one layer of the model was timed on this machine at {datetime.now(UTC):%Y-%m-%d %H:%M} UTC"
@@ -289,8 +290,3 @@ def is_several() -> bool:
 def is_main() -> bool:
     """Return True in the first process, which keeps what was measured."""
     return not dist.is_initialized() or dist.get_rank() == 0
-
-
-def _together() -> None:
-    if is_several():
-        dist.barrier()

@@ -186,7 +186,6 @@ def _storages(layer: nn.Module, others: Sequence[Any]) -> set[int]:
 
 
 def _tensors(value: object) -> Iterator[Tensor]:
-    """All tensors in arguments."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, (tuple, list)):

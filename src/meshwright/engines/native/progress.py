@@ -32,7 +32,15 @@ class ProgressDisplay:
         self.last_s = 0.0
         self.bar: Any = None
         if not quiet and sys.stderr.isatty():
-            self.bar = _bar()
+            # The live line leaves nothing behind; a narrow terminal shows the text only.
+            from rich.console import Console
+            from rich.progress import BarColumn, TextColumn
+            from rich.progress import Progress as RichProgress
+
+            console = Console(stderr=True, highlight=False)
+            text = TextColumn("{task.description}", markup=False)
+            columns = (BarColumn(bar_width=24), text) if console.width >= WIDE_COLUMNS else (text,)
+            self.bar = RichProgress(*columns, console=console, transient=True)
             self.task = self.bar.add_task("", total=None)
             self.bar.start()
 
@@ -133,15 +141,3 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
     if entry["step"] < num_steps:
         parts.append(f"{format_duration(left_s)} left")
     return "  ".join([*parts, format_bytes(entry["memory_bytes"])])
-
-
-def _bar() -> Any:
-    """A live line that leaves nothing behind; a narrow terminal shows the text only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn
-    from rich.progress import Progress as RichProgress
-
-    console = Console(stderr=True, highlight=False)
-    text = TextColumn("{task.description}", markup=False)
-    columns = (BarColumn(bar_width=24), text) if console.width >= WIDE_COLUMNS else (text,)
-    return RichProgress(*columns, console=console, transient=True)

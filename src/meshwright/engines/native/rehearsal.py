@@ -384,7 +384,12 @@ class _Rehearsed:
         if not is_single_process:
             dist.all_reduce(loss)
         if index == 0:
-            self.first_gradients = self._gradients()
+            gradients = {}
+            for master in self.parts.optimizer.masters:
+                gradient = master.gradient
+                if gradient is not None:
+                    gradients[master.name] = _whole(gradient).clone()
+            self.first_gradients = gradients
         self.parts.optimizer.step(learning_rate=learning_rate(self.run.optimizer, step=index, num_steps=NUM_STEPS))
         self.parts.after_step(self.parts.collect_expert_load())
         return loss.item()
@@ -397,14 +402,6 @@ class _Rehearsed:
             for name, tensor in state.items()
             if name.startswith("weights.")
         }
-
-    def _gradients(self) -> dict[str, Tensor]:
-        gradients = {}
-        for master in self.parts.optimizer.masters:
-            gradient = master.gradient
-            if gradient is not None:
-                gradients[master.name] = _whole(gradient).clone()
-        return gradients
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from meshwright.engines.native import run_output
 from meshwright.engines.native.assembly import Assembly, assemble
 from meshwright.engines.native.batch_loader import BatchLoader, LoadedBatch, open_batch_loader
 from meshwright.engines.native.closing import sample_of, write_adapters
@@ -34,13 +35,6 @@ from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
 from meshwright.engines.native.reference import score_references
 from meshwright.engines.native.route_timing import measured_routes
-from meshwright.engines.native.run_output import (
-    RunMeasurements,
-    RunOutput,
-    gather_rank_statistics,
-    open_profiler,
-    run_statistics,
-)
 from meshwright.engines.native.validation import ValidationHistory, ValidationLosses, validation_losses
 from meshwright.engines.native.warm_up import warm_up
 from meshwright.kernels.dispatch import KernelRouting, active
@@ -185,11 +179,11 @@ class Trainer:
         self.run, self.observer = prepared.run, prepared.observer
         assert self.run.num_steps is not None  # `check` refuses a run without
         self.num_steps = self.run.num_steps
-        self.measured = RunMeasurements()
+        self.measured = run_output.RunMeasurements()
         self.detector = FaultDetector(self.run.train.faults)
         self.position = DataPosition()
         self.history = ValidationHistory()
-        self.output = RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
+        self.output = run_output.RunOutput(prepared, is_main=coordinates.is_main, progress=progress)
         self.checkpoints = LoopCheckpoints(
             prepared, sync_log=self.output.sync, history=self.history,
             num_ranks=coordinates.num_ranks, assembly=assembly, detector=self.detector,
@@ -212,7 +206,7 @@ class Trainer:
             raise
         finally:
             self.output.close()
-        ranks = gather_rank_statistics(self.measured, coordinates=self.coordinates)
+        ranks = run_output.gather_rank_statistics(self.measured, coordinates=self.coordinates)
         kernels = gathered_choices(active(), num_ranks=self.coordinates.num_ranks)
         self.output.finish(
             lambda: self._record(ending, sample, ranks, kernels), sample=sample, num_steps=self.measured.num_steps
@@ -234,7 +228,7 @@ class Trainer:
             after_step=self.first_step, tokenizer=self.loader.tokenizer, identity=self.checkpoints.identity
         )
         self.measured.last_loss = self.output.loss_before
-        self.profiler = open_profiler(
+        self.profiler = run_output.open_profiler(
             self.prepared.options,
             done=self.first_step,
             num_steps=self.num_steps,
@@ -489,7 +483,7 @@ class Trainer:
         self, ending: Ending, sample: str | None, ranks: dict[str, Any], kernels: tuple[dict[str, Any], ...]
     ) -> Record:
         prepared = self.prepared
-        statistics = run_statistics(
+        statistics = run_output.run_statistics(
             self.measured,
             run=self.run,
             yardstick=self.expectation.yardstick,

@@ -4,7 +4,6 @@ contract       the functions that `engines.base` requires
 facts          the facts that the planner uses
 check          the parts of a run that torchtitan 0.3.0 does not support
 lower          a run as a configuration module
-importing      configurations of torchtitan as run files
 exporting      checkpoints as Hugging Face weights
 worker         a process of a training: starts torchtitan's trainer on a configuration module
 probe          devices and versions, detected in a separate process

@@ -5,18 +5,21 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from meshwright import runfile
 from meshwright.engines import external_record, external_workers
-from meshwright.engines.base import TrainOptions, refuse
+from meshwright.engines.base import Imported, StatedCluster, TrainOptions, refuse
 from meshwright.engines.external_workers import WorkersStart, expected
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan, notes_on_data
-from meshwright.engines.torchtitan.importing import import_run
-from meshwright.engines.torchtitan.lower import LAYOUT, MODULE, RUN_FILE, lower, module_text
+from meshwright.engines.torchtitan.config_text.tree import read_tree
+from meshwright.engines.torchtitan.config_trees.run_content import import_tree
+from meshwright.engines.torchtitan.lower import FUNCTION, LAYOUT, MODULE, RUN_FILE, lower, module_text
 from meshwright.engines.torchtitan.probe import TorchtitanMachine
+from meshwright.engines.torchtitan.toml_files.run_content import import_toml
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.records.training import Record
 from meshwright.specs.plan import Plan, Sharding
@@ -36,7 +39,11 @@ def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
     start = external_workers.start(
         run, options=options, engine="torchtitan", machine=machine, check_plan=check_plan, layout=LAYOUT
     )
-    _require_plan(start.plan, machine)
+    if start.plan.pipeline > 1 and machine.lacks_in_pipeline:
+        raise MissingDependencyError(
+            f"PyTorch {machine.torch} lacks {', '.join(machine.lacks_in_pipeline)}, which torchtitan {VERSION} "
+            "calls in a pipeline", hint="a nightly build of PyTorch has it",
+        )  # fmt: skip
     return start
 
 
@@ -47,14 +54,6 @@ def _require_device(run: Run, machine: TorchtitanMachine) -> None:
         raise InputError("fp8 needs a GPU of compute capability 8.9 or AMD's gfx942 and newer", hint="precision: bf16")
     if machine.device_type == "cpu" and run.optimizer.states is not StateFormat.FP32:
         raise InputError("optimizer states in bf16 need a GPU", hint="optimizer.states: fp32")
-
-
-def _require_plan(plan: Plan, machine: TorchtitanMachine) -> None:
-    if plan.pipeline > 1 and machine.lacks_in_pipeline:
-        raise MissingDependencyError(
-            f"PyTorch {machine.torch} lacks {', '.join(machine.lacks_in_pipeline)}, which torchtitan {VERSION} "
-            "calls in a pipeline", hint="a nightly build of PyTorch has it",
-        )  # fmt: skip
 
 
 def launch(start: WorkersStart) -> None:
@@ -95,3 +94,25 @@ def _find_checkpoint(run: Run, step: int | None) -> Path:
     if step is not None and step not in steps:
         raise InputError("no checkpoint of this step", got=step, allowed=", ".join(map(str, steps)))
     return steps[max(steps) if step is None else step]
+
+
+def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+    """Return the run on `cluster` that a configuration of torchtitan describes; only a TOML file has keys to ignore.
+
+    llama3_8b.toml                              a file of torchtitan up to 0.2
+    llama3:llama3_8b, folder/module.py:train    a function of later versions, read as text by `config_text`
+    """
+    path = Path(source)
+    if path.suffix == ".toml" or (path.suffix != ".py" and path.is_file()):
+        return import_toml(path, cluster=cluster, ignore=ignore)
+    if ignore:
+        raise InputError("--ignore is for keys of TOML files, and this is none", got=source)
+    module, _, function = (f"{source}:{FUNCTION}" if source.endswith(".py") else source).rpartition(":")
+    if not module or not function.isidentifier():
+        raise InputError(
+            "no configuration of torchtitan", got=source, allowed="MODULE:FUNCTION, PATH.py:FUNCTION, or a TOML file"
+        )
+    tree = read_tree(module, function)
+    if (kind := tree.get("is") if isinstance(tree, dict) else type(tree).__name__) != "Trainer":
+        raise InputError(f"{source} is no Trainer.Config", got=kind)
+    return import_tree(tree, cluster=cluster)

@@ -99,6 +99,7 @@ def _initializations(run: Run) -> str:
 
 def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
     """Return the `Trainer.Config` of a run."""
+    trackers = run.train.trackers
     return call(
         "Trainer.Config",
         model_spec=spec,
@@ -106,7 +107,13 @@ def trainer_config(run: Run, plan: Plan, *, spec: Call) -> Call:
         hf_assets_path=FOLDER,
         tokenizer=call("AbsentTokenizer.Config"),
         dataloader=call("RunFileDataLoader.Config", dataset_path=Name(f'str(FOLDER / "{RUN_FILE}")')),
-        metrics=_metrics(run),
+        metrics=call(
+            "StepLogMetrics.Config",
+            log_freq=1,
+            disable_color_printing=True,
+            enable_tensorboard=Tracker.TENSORBOARD in trackers,
+            enable_wandb=Tracker.WANDB in trackers,
+        ),
         optimizer=_optimizer(run),
         lr_scheduler=_learning_rates(run),
         training=_training(run, plan),
@@ -127,17 +134,6 @@ def _loss(run: Run, plan: Plan) -> Call:
         return plain
     tokens = plan.micro_batch * run.sequence_length // plan.context
     return call("ChunkedLossWrapper.Config", num_chunks=tokens // chunk, loss_fn=plain)
-
-
-def _metrics(run: Run) -> Call:
-    trackers = run.train.trackers
-    return call(
-        "StepLogMetrics.Config",
-        log_freq=1,
-        disable_color_printing=True,
-        enable_tensorboard=Tracker.TENSORBOARD in trackers,
-        enable_wandb=Tracker.WANDB in trackers,
-    )
 
 
 def _optimizer(run: Run) -> Call:

@@ -89,7 +89,9 @@ def _targets(settings: Settings, model: Model) -> list[str]:
     """Return the adapted matrices. Raises InputError for modules that run files do not adapt."""
     given = settings.get("targets") if "targets" in settings.given or not settings.truth("all_linear") else None
     given = given or settings.table.values.get("targets", {}).get(model.family)
-    in_files = _in_files(settings, model)
+    family = family_that_fits(model) if settings.table.framework == "transformers" else None
+    tensors = family.tensors.values() if family else ()
+    in_files = {tensor.removesuffix(".weight").rpartition(".")[2] for tensor in tensors}
     linear = {*ALL} if "qkv_proj" not in in_files else {"qkv", "output", *MLP}
     found = {name for name in ATTENTION if settings.truth(f"adapted_{name}")}
     found |= {*MLP} if settings.truth("adapted_mlp") else set()
@@ -111,13 +113,6 @@ def _targets(settings: Settings, model: Model) -> list[str]:
     if not found:
         raise settings.error("targets", "names no module to adapt")
     return [name for name in (*ATTENTION, "qkv", *MLP) if name in found]
-
-
-def _in_files(settings: Settings, model: Model) -> set[str]:
-    """Return the names of the model's modules in transformers; empty where they are not known, or not used."""
-    family = family_that_fits(model) if settings.table.framework == "transformers" else None
-    tensors = family.tensors.values() if family else ()
-    return {tensor.removesuffix(".weight").rpartition(".")[2] for tensor in tensors}
 
 
 def _of_every_layer(path: str) -> str:

@@ -154,20 +154,16 @@ def _sort(
         elif not kind.knows(key):
             unknown[key] = None
         elif not kind.is_off(key, value):
-            _class_of(kind, key, f"{key}: {_short(value)}", settings)
+            text = f"{key}: {_short(value)}"
+            if matching(key, kind.not_carried):
+                settings.notes.append(f"{text} is not carried over")
+            elif entry := matching(key, kind.refused):
+                settings.refused.setdefault(kind.refused[entry], []).append(text)
+            elif matching(key, kind.not_estimated):
+                settings.unestimated.append(text)
     for setting, default in kind.defaults.items():
         settings.defaults.setdefault(setting, default)
     return named
-
-
-def _class_of(kind: TrainerTable, key: str, text: str, settings: Settings) -> None:
-    """Note or refuse a key that has no setting, unless it is without effect."""
-    if matching(key, kind.not_carried):
-        settings.notes.append(f"{text} is not carried over")
-    elif entry := matching(key, kind.refused):
-        settings.refused.setdefault(kind.refused[entry], []).append(text)
-    elif matching(key, kind.not_estimated):
-        settings.unestimated.append(text)
 
 
 def _short(value: Any) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.engines.maxtext.profile import HLO, StepProfile
 from meshwright.engines.maxtext.results import smoothed
+from meshwright.engines.maxtext.worker import HLO, StepProfile
 from meshwright.training.profiling.steps import ProfileSteps
 
 

@@ -10,8 +10,7 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
-from meshwright.engines.torchtitan.toml_files.presets import OLDER, PRESETS, preset_model
-from meshwright.engines.torchtitan.toml_files.run_content import import_toml, known_keys
+from meshwright.engines.torchtitan.toml_files.run_content import OLDER, PRESETS, import_toml, known_keys, preset_model
 from meshwright.errors import InputError
 
 TOML = """

@@ -136,20 +136,16 @@ def _check_rope(rope: Rope, *, is_latent: bool) -> Iterator[Unsupported]:
         if given != LLAMA_31:
             yield Unsupported(key="model", reason=f"RoPE scaling llama3 must have {LLAMA_31}; here {given}")
     elif rope.scaling is RopeScaling.YARN:
-        yield from _check_yarn(rope)
+        # MaxText scales rotated dimensions by the paper's temperature or not, and has whole numbers.
+        for name in ("factor", "beta_fast", "beta_slow"):
+            if (value := getattr(rope, name)) != int(value):
+                yield Unsupported(key="model", reason=f"YARN's {name} must be a whole number, here {value:g}")
+        if rope.mscale and rope.mscale_all_dims and rope.mscale != rope.mscale_all_dims:
+            yield Unsupported(key="model", reason="YARN's mscale and mscale_all_dims must be equal, or one of them 0")
     elif rope.scaling is not RopeScaling.NONE:
         yield Unsupported(key="model", reason=f"RoPE scaling {rope.scaling.value} is not lowered")
     if rope.theta != int(rope.theta):
         yield Unsupported(key="model", reason="rope.theta must be a whole number")
-
-
-def _check_yarn(rope: Rope) -> Iterator[Unsupported]:
-    """Reasons of YARN: MaxText scales rotated dimensions by the paper's temperature or not, and has whole numbers."""
-    for name in ("factor", "beta_fast", "beta_slow"):
-        if (value := getattr(rope, name)) != int(value):
-            yield Unsupported(key="model", reason=f"YARN's {name} must be a whole number, here {value:g}")
-    if rope.mscale and rope.mscale_all_dims and rope.mscale != rope.mscale_all_dims:
-        yield Unsupported(key="model", reason="YARN's mscale and mscale_all_dims must be equal, or one of them 0")
 
 
 def model_keys(model: Model, *, sequence_length: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue, AsyncRequest
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncCallsQueue
 from torch.distributed.checkpoint.api import CheckpointException
 
 from meshwright.engines.megatron.in_megatron_process.optimizer_shards import FILE_NAME
@@ -62,7 +62,11 @@ class BackgroundSaver:
                 request = dist_checkpointing.save(state, str(folder), async_sharded_save=True)
             assert request is not None
             if request.async_fn is not None:  # otherwise this process writes nothing
-                request = _with_checksums(request, folder)
+                # The writer also writes sizes and checksums of its files.
+                _, buckets, _ = request.async_fn_args
+                names = [name for _, name, _ in buckets]
+                assert request.async_fn is not None
+                request = request._replace(async_fn=partial(_write, request.async_fn, folder, names))
             request.add_finalize_fn(lambda: self._end(folder, step=step, about=about))
             self.queue.schedule_async_request(request)
         if not self.settings.asynchronous:
@@ -100,14 +104,6 @@ def _lost_writers(folder: Path) -> Iterator[None]:
             f"cannot write a checkpoint below {folder}: {'; '.join(reasons) or 'another process could not'}",
             hint="older checkpoints are untouched: see that no disk is full and no writer was killed, and --resume",
         ) from error
-
-
-def _with_checksums(request: AsyncRequest, folder: Path) -> AsyncRequest:
-    """Return a request whose writer also writes sizes and checksums of its files."""
-    _, buckets, _ = request.async_fn_args
-    names = [name for _, name, _ in buckets]
-    assert request.async_fn is not None
-    return request._replace(async_fn=partial(_write, request.async_fn, folder, names))
 
 
 def _write(write: Callable[..., None], folder: Path, names: list[str], *args: Any) -> None:

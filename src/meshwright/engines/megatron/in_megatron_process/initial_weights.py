@@ -16,13 +16,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from megatron.core.transformer.module import MegatronModule
 from torch import Tensor
 
-from meshwright.engines.megatron.megatron_core.tensor_names import (
-    TensorName,
-    fused_with,
-    has_padded_rows,
-    is_fused,
-    native_name,
-)
+from meshwright.engines.megatron.megatron_core import tensor_names
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.models.initialize import initial_weight
@@ -32,14 +26,14 @@ from meshwright.training.weights.reading import check_weights
 METADATA = {"non_homogeneous_layers": True, "singleton_local_shards": True}
 """Options of Megatron's checkpoints: layers, experts, gate and up are separate tensors with their own names."""
 
-ReadTensor = Callable[[TensorName, tuple[int, ...]], Tensor]
+ReadTensor = Callable[[tensor_names.TensorName, tuple[int, ...]], Tensor]
 """Returns a tensor of a shape."""
 
 
 def seeded_weights(model: Model, *, seed: int, device: torch.device) -> ReadTensor:
     """Return a function that creates the native engine's initial weights of `seed`."""
 
-    def read(tensor: TensorName, shape: tuple[int, ...]) -> Tensor:
+    def read(tensor: tensor_names.TensorName, shape: tuple[int, ...]) -> Tensor:
         return initial_weight(model, tensor.name, shape=shape, expert=tensor.expert, seed=seed, device=device)
 
     return read
@@ -49,7 +43,7 @@ def stored_weights(folder: Path, model: Model) -> ReadTensor:
     """Return a function that reads weights of a Hugging Face folder. Raises InputError for those of another model."""
     files, family = check_weights(folder, model), family_of(model)
 
-    def read(tensor: TensorName, _: tuple[int, ...]) -> Tensor:
+    def read(tensor: tensor_names.TensorName, _: tuple[int, ...]) -> Tensor:
         in_file = file_names(model, tensor.name, family=family)
         return files.read(in_file[tensor.expert or 0])
 
@@ -60,7 +54,7 @@ def stored_weights(folder: Path, model: Model) -> ReadTensor:
 def fill(module: MegatronModule, model: Model, *, read: ReadTensor) -> None:
     """Set every parameter and routing bias of a GPTModel, or of its stage, to its shard."""
     for shard in _shards(module.sharded_state_dict(metadata=dict(METADATA))):
-        if (name := native_name(shard.key)) is None:
+        if (name := tensor_names.native_name(shard.key)) is None:
             raise InputError(f"Megatron has a tensor without known weights: {shard.key}")
         whole = _unsharded(name, model, shape=tuple(shard.global_shape), read=read)
         assert shard.data is not None
@@ -83,14 +77,16 @@ def _shard_of(whole: Tensor, shard: ShardedTensor) -> Tensor:
     return whole[tuple(where)]
 
 
-def _unsharded(tensor: TensorName, model: Model, *, shape: tuple[int, ...], read: ReadTensor) -> Tensor:
+def _unsharded(tensor: tensor_names.TensorName, model: Model, *, shape: tuple[int, ...], read: ReadTensor) -> Tensor:
     """Return Megatron's unsharded tensor of `shape` that contains `tensor`, without padding."""
-    if not is_fused(tensor):
-        return read(tensor, (model.vocab, *shape[1:]) if has_padded_rows(tensor) else shape)
+    if not tensor_names.is_fused(tensor):
+        return read(tensor, (model.vocab, *shape[1:]) if tensor_names.has_padded_rows(tensor) else shape)
     a = model.attention
     wholes = [
         read(name, (heads * a.head_dim, *shape[1:]))
-        for name, heads in zip(fused_with(tensor), (a.num_heads, a.num_kv_heads, a.num_kv_heads), strict=True)
+        for name, heads in zip(
+            tensor_names.fused_with(tensor), (a.num_heads, a.num_kv_heads, a.num_kv_heads), strict=True
+        )
     ]
     parts = [whole.view(a.num_kv_heads, -1, a.head_dim, *whole.shape[1:]) for whole in wholes]
     return torch.cat(parts, dim=1).flatten(0, 2)

@@ -169,7 +169,6 @@ def _layout(optimizer: Any) -> Iterator[tuple[nn.Parameter, Tensor, int, int]]:
 def _bucket_ranges(
     optimizer: DistributedOptimizer, state: dict[str, Any], boxes: dict[nn.Parameter, list[tuple[TensorBox, int]]]
 ) -> Iterator[StateRange]:
-    """Yield the ranges of states in buckets."""
     entries = [
         entry
         for index in range(len(optimizer.gbuf_ranges))

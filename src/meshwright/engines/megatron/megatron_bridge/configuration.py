@@ -16,22 +16,9 @@ from io import StringIO
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.megatron_core.constructors import (
-    LOW_PRECISION,
-    Settings,
-    fused_kernels,
-    loop,
-    padded_vocab,
-    settings_of,
-)
+from meshwright.engines.megatron import switches
+from meshwright.engines.megatron.megatron_core import constructors
 from meshwright.engines.megatron.megatron_lm.arguments import layout_letters, token_files
-from meshwright.engines.megatron.switches import (
-    attends_in_fp8,
-    bridge_switches,
-    gathers_in_fp8,
-    reduces_in_fp32,
-    transformer_switches,
-)
 from meshwright.engines.software_line import software_line
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -112,9 +99,9 @@ def configuration_text(run: Run, plan: Plan) -> str:
 
 def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     """Return the values by section."""
-    settings = settings_of(run, plan)
-    layers = settings["transformer"] | transformer_switches(run, plan) | bridge_switches(run, plan)
-    found: dict[str, Settings] = {
+    settings = constructors.settings_of(run, plan)
+    layers = settings["transformer"] | switches.transformer_switches(run, plan) | switches.bridge_switches(run, plan)
+    found: dict[str, constructors.Settings] = {
         "model": _model(run, plan, layers | settings["gpt"]),
         "optimizer": _optimizer(settings["optimizer"]),
         "ddp": settings["ddp"],
@@ -128,7 +115,7 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
         found["rerun_state_machine"] = {"check_for_nan_in_loss": False}
     decay = run.optimizer.weight_decay
     found["scheduler"] = {"start_weight_decay": decay, "end_weight_decay": decay}  # replaces the optimizer's
-    for key, value in loop(run, plan).items():
+    for key, value in constructors.loop(run, plan).items():
         if value is not None:
             (section,) = [name for name in LOOP_SECTIONS if key in sections()[name].fields][-1:]
             found.setdefault(section, {})[key] = value
@@ -141,7 +128,7 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     return written
 
 
-def _written(section: str, values: Settings) -> Settings:
+def _written(section: str, values: constructors.Settings) -> constructors.Settings:
     """Return the fields of a section that are written. Every name is a field of its class."""
     is_latent = values.get("multi_latent_attention", False)
     latent = sections()[section].latent if is_latent else {}
@@ -152,29 +139,29 @@ def _written(section: str, values: Settings) -> Settings:
     return {"_target_": target} | {k: v for k, v in written.items() if k not in BY_PRECISION}
 
 
-def _precision(run: Run) -> str | Settings:
+def _precision(run: Run) -> str | constructors.Settings:
     """Megatron-Bridge's own recipe for bf16, extended by fp8 or fp4: its recipes for these exclude some layers."""
-    wire = {} if reduces_in_fp32(run) else {"grad_reduce_in_fp32": False}
-    wire |= {"fp8_param_gather": True} if gathers_in_fp8(run) else {}
-    wire |= {"fp8_dot_product_attention": True} if attends_in_fp8(run) else {}
-    gemm_format = LOW_PRECISION.get(run.precision.name)
+    wire = {} if switches.reduces_in_fp32(run) else {"grad_reduce_in_fp32": False}
+    wire |= {"fp8_param_gather": True} if switches.gathers_in_fp8(run) else {}
+    wire |= {"fp8_dot_product_attention": True} if switches.attends_in_fp8(run) else {}
+    gemm_format = constructors.LOW_PRECISION.get(run.precision.name)
     if gemm_format is None and not wire:
         return "bf16_mixed"
     settings = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **(gemm_format or {}), **wire}
     return {"_target_": sections()["mixed_precision"].target} | settings
 
 
-def _optimizer(settings: Settings) -> Settings:
+def _optimizer(settings: constructors.Settings) -> constructors.Settings:
     states = {key: BF16 for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if settings.get(key) == "bf16"}
     return settings | states
 
 
-def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
+def _model(run: Run, plan: Plan, settings: constructors.Settings) -> constructors.Settings:
     renamed = {"max_sequence_length": "seq_length"}
     model = {renamed.get(key, key): value for key, value in settings.items()}
-    model |= fused_kernels(run) | {
+    model |= constructors.fused_kernels(run) | {
         **({} if run.model.learned_positions else {"rotary_base": round(run.model.rope.theta)}),
-        "vocab_size": padded_vocab(run.model, plan),
+        "vocab_size": constructors.padded_vocab(run.model, plan),
         "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
     }
     if model["cuda_graph_impl"] != "none":
@@ -189,9 +176,9 @@ def _model(run: Run, plan: Plan, settings: Settings) -> Settings:
     return model
 
 
-def _data(run: Run) -> Settings:
+def _data(run: Run) -> constructors.Settings:
     """Megatron's token files or its mock data; ??? for other data, which the user must choose."""
-    settings: Settings = {
+    settings: constructors.Settings = {
         "seq_length": run.sequence_length,
         "random_seed": run.train.seed or 1234,
         "reset_position_ids": False,
@@ -205,7 +192,7 @@ def _data(run: Run) -> Settings:
     return settings | {"data_path": files or "???", "split": DEFAULT_SPLIT}
 
 
-def _tokenizer(run: Run) -> Settings:
+def _tokenizer(run: Run) -> constructors.Settings:
     if run.data.is_synthetic or token_files(run):
         return {"tokenizer_type": "NullTokenizer", "vocab_size": run.model.vocab}
     return {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": "???"}

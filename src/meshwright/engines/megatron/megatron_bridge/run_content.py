@@ -188,13 +188,14 @@ def _check_model(given: GivenFields) -> None:
 
 def _combined(fields: BridgeFields) -> dict[str, Any]:
     """Return options that depend on several fields, or whose default differs from the field's."""
+    is_on = fields["model.cpu_offloading"] and fields["model.cpu_offloading_activations"]
     return {
         **_model(fields),
         **_precision(fields),
         **_data(fields),
         **_training(fields),
         **_overlaps(fields),
-        "cpu-offloading-num-layers": _offloaded_layers(fields),
+        "cpu-offloading-num-layers": fields["model.cpu_offloading_num_layers"] if is_on else None,
         "optimizer-cpu-offload": bool(
             fields["optimizer.optimizer_cpu_offload"] and fields["optimizer.optimizer_offload_fraction"]
         ),  # the field's share is 0 by default, the option's 1
@@ -230,12 +231,6 @@ def _overlaps(fields: BridgeFields) -> dict[str, Any]:
         asked = fields[f"{data}.{key}"]
         found[_option_name(key)] = data == "comm_overlap" if asked is None else bool(asked)
     return found | ({"overlap-param-gather": True} if gathers else {})
-
-
-def _offloaded_layers(fields: BridgeFields) -> int | None:
-    """Return the layers whose activations are in host memory; None: there are none."""
-    is_on = fields["model.cpu_offloading"] and fields["model.cpu_offloading_activations"]
-    return fields["model.cpu_offloading_num_layers"] if is_on else None
 
 
 def _model(fields: BridgeFields) -> dict[str, Any]:
@@ -407,10 +402,6 @@ def contradictions(fields: BridgeFields) -> Iterator[str]:
     first = fields["scheduler.start_weight_decay"]
     if first not in (None, scheduled):
         yield f"weight decay that begins with {first} is not carried over"
-    yield from _ignored(fields, given)
-
-
-def _ignored(fields: BridgeFields, given: set[str]) -> Iterator[str]:
     named = fields["mixed_precision"]
     for key in ("bf16", "fp16"):
         wanted = (named is not None and key in str(named)) or fields[f"mixed_precision.{key}"]

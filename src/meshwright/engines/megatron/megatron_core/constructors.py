@@ -71,17 +71,13 @@ UNFUSED = (
 def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
     """Return all arguments by constructor."""
     return {
-        "parallel": parallel(plan) | _order(plan),
+        "parallel": parallel(plan)
+        | ({"order": "tp-cp-ep-pp-dp"} if plan.axis_order is AxisOrder.DATA_OUTERMOST else {}),
         "transformer": transformer(run, plan),
         "gpt": gpt(run, plan),
         "ddp": data_parallel(run, plan),
         "optimizer": optimizer(run, plan),
     }
-
-
-def _order(plan: Plan) -> Settings:
-    """The order of ranks, where it is not Megatron's usual one."""
-    return {"order": "tp-cp-ep-pp-dp"} if plan.axis_order is AxisOrder.DATA_OUTERMOST else {}
 
 
 def parallel(plan: Plan) -> Settings:
@@ -102,7 +98,7 @@ def transformer(run: Run, plan: Plan) -> Settings:
     shapes = {
         "num_layers": model.num_layers,
         "hidden_size": model.hidden,
-        "ffn_hidden_size": model.ffn_hidden or _expert_hidden(model),
+        "ffn_hidden_size": model.ffn_hidden or (model.experts.ffn_hidden if model.experts is not None else 0),
         "num_attention_heads": model.attention.num_heads,
         **_attention(model),
         "normalization": "LayerNorm" if model.norm_bias else "RMSNorm",
@@ -182,10 +178,6 @@ def _attention(model: Model) -> Settings:
         "mscale": rope.mscale or 1.0,  # 1: the paper's temperature
         "mscale_all_dim": rope.mscale_all_dims,
     }
-
-
-def _expert_hidden(model: Model) -> int:
-    return model.experts.ffn_hidden if model.experts is not None else 0
 
 
 def _numerics(run: Run) -> Settings:

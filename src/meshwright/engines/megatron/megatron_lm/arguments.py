@@ -14,15 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.megatron.megatron_core.constructors import (
-    ALL,
-    UNFUSED,
-    Settings,
-    biases,
-    fused_kernels,
-    loop,
-    settings_of,
-)
+from meshwright.engines.megatron.megatron_core import constructors
 from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
 from meshwright.engines.megatron.unestimated import names_of_forks
 from meshwright.engines.software_line import software_line
@@ -43,7 +35,7 @@ SET_OTHERWISE = {  # under other names, or by other arguments
     "max_sequence_length", "share_embeddings_and_output_weights", "virtual_pipeline_model_parallel_size",
     "overlap_p2p_comm", "batch_p2p_comm", "decoupled_weight_decay", "rope_scaling", "grad_reduce_in_fp32", "lr",
     "cpu_offloading",
-    *UNFUSED,
+    *constructors.UNFUSED,
 }  # fmt: skip
 LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
 
@@ -65,14 +57,14 @@ def arguments_text(run: Run, plan: Plan) -> str:
 
 def arguments(run: Run, plan: Plan) -> list[str]:
     """Return the options with their values as lines."""
-    settings = settings_of(run, plan)
-    merged: Settings = settings["transformer"] | transformer_switches(run, plan)
+    settings = constructors.settings_of(run, plan)
+    merged: constructors.Settings = settings["transformer"] | transformer_switches(run, plan)
     merged |= settings["ddp"] | settings["optimizer"]
     merged |= {k: v for k, v in settings["gpt"].items() if k != "rotary_base"}
     lines = [line for key, value in merged.items() if key not in SET_OTHERWISE for line in _option(key, value)]
     if merged["cuda_graph_impl"] == "local":
         lines.append("--no-check-for-nan-in-loss-and-grad")  # validate_args demands it: the check synchronizes
-    training = [line for key, value in loop(run, plan).items() for line in _option(key, value)]
+    training = [line for key, value in constructors.loop(run, plan).items() for line in _option(key, value)]
     return [*lines, *_formats(run), *_shape(run), *training, *_data(run)]
 
 
@@ -80,13 +72,6 @@ def _formats(run: Run) -> list[str]:
     """Formats between ranks that are not the defaults of Megatron-LM."""
     narrow = [] if reduces_in_fp32(run) else ["--grad-reduce-in-bf16"]
     return narrow + (["--fp8-param-gather"] if gathers_in_fp8(run) else [])
-
-
-def _fusions(run: Run) -> list[str]:
-    """Return the fusions that are not the defaults of Megatron-LM: all of `UNFUSED` are."""
-    asked = fused_kernels(run)
-    lines = [line for key, value in asked.items() if key not in UNFUSED for line in _option(key, value)]
-    return lines if asked["apply_rope_fusion"] else ["--no-rope-fusion", *lines]
 
 
 def _option(key: str, value: Any) -> list[str]:
@@ -119,14 +104,17 @@ def _shape(run: Run) -> list[str]:
     model = run.model
     lines = [
         "--use-mcore-models", *(("--swiglu",) if model.gated_ffn else ()),
-        *(() if biases(model) == ALL else ("--disable-bias-linear",)),
+        *(() if constructors.biases(model) == constructors.ALL else ("--disable-bias-linear",)),
         *(() if model.attention.kind is AttentionKind.MLA else ("--group-query-attention",)),
         f"--seq-length {run.sequence_length}", f"--max-position-embeddings {run.sequence_length}",
         *(() if model.learned_positions else (f"--rotary-base {round(model.rope.theta)}",)),
         f"--vocab-size {model.vocab}",
         "--make-vocab-size-divisible-by 1",
     ]  # fmt: skip
-    lines += _fusions(run)
+    fused = constructors.fused_kernels(run)
+    lines += [] if fused["apply_rope_fusion"] else ["--no-rope-fusion"]
+    # All of `UNFUSED` are defaults of Megatron-LM.
+    lines += [line for key, value in fused.items() if key not in constructors.UNFUSED for line in _option(key, value)]
     if not model.tied_embeddings:
         lines.append("--untie-embeddings-and-output-weights")
     return [*lines, "--use-rope-scaling"] if model.rope.scaling is RopeScaling.LLAMA3 else lines

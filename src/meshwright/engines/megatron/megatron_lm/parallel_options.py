@@ -114,7 +114,6 @@ def plan_section(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str
 
 
 def _sharding(options: MegatronOptions, data: int) -> dict[str, Any]:
-    """Return the sharding over data ranks."""
     instances = options.integer("num-distributed-optimizer-instances", 1)
     sharding = "optimizer" if options.flag("use-distributed-optimizer") else "none"
     strategy, is_megatron_fsdp = (
@@ -148,7 +147,13 @@ def _stages(options: MegatronOptions, degrees: ParallelDegrees) -> dict[str, Any
             options.note("virtual stages have no effect without --pipeline-model-parallel-size")
         return {}
     if layout:
-        counts = _counts(layout)
+        # The layers of every stage of a layout such as `Et*3|(tt|)*2,tL`.
+        text = re.sub(r"[\s,]", "", layout)
+        for repeated in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z|])\*(\d+)"):
+            text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), MAX_LENGTH), text)[: 10 * MAX_LENGTH]
+        if not re.fullmatch(r"[EtmL|]+", text):
+            raise InputError(f"--{LAYOUT} cannot be read", got=layout, allowed="E, t, m, L, |, and (...)*n")
+        counts = [stage.count("t") for stage in text.split("|")]
         if len(counts) % pipeline or sum(counts) != layers:
             raise InputError(
                 f"--{LAYOUT} does not assign {layers} layers to {pipeline} ranks",
@@ -201,16 +206,6 @@ def _schedule(counts: list[int], pipeline: int) -> dict[str, Any]:
         section = {"virtual_pipeline": chunks, "schedule": "interleaved"}
     default = list(layers_per_stage(sum(counts), len(counts)))
     return section if counts == default else section | {"layers_per_stage": counts}
-
-
-def _counts(layout: str) -> list[int]:
-    """Return the layers of every stage of a layout such as `Et*3|(tt|)*2,tL`."""
-    text = re.sub(r"[\s,]", "", layout)
-    for repeated in (r"\(([^()]*)\)\*(\d+)", r"([A-Za-z|])\*(\d+)"):
-        text = re.sub(repeated, lambda found: found[1] * min(int(found[2]), MAX_LENGTH), text)[: 10 * MAX_LENGTH]
-    if not re.fullmatch(r"[EtmL|]+", text):
-        raise InputError(f"--{LAYOUT} cannot be read", got=layout, allowed="E, t, m, L, |, and (...)*n")
-    return [stage.count("t") for stage in text.split("|")]
 
 
 def _recompute(options: MegatronOptions, counts: Sequence[int], *, pipeline: int) -> Any:

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from meshwright.engines.megatron import switches
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions
-from meshwright.engines.megatron.switches import (
-    ABSENT,
-    SWITCHES,
-    Settings,
-    SwitchScope,
-    keeps_fp8_on_the_wire,
-    offloaded_share,
-    values_of_switch,
-)
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.precision import PRECISIONS
 
@@ -30,34 +22,32 @@ def stack_section(
     options: MegatronOptions, plan: dict[str, Any], *, precision: str, accelerator: Accelerator
 ) -> dict[str, Any]:
     """Return the switches of a run with the sections `plan` and `precision`; add notes on others."""
-    scope = SwitchScope(has_experts="num-experts" in options, expert=plan["expert"], tensor=plan["tensor"])
+    scope = switches.SwitchScope(has_experts="num-experts" in options, expert=plan["expert"], tensor=plan["tensor"])
     given = _settings(options, precision=precision)
     found: dict[str, Any] = {}
-    for name, switch in SWITCHES.items():
-        values = values_of_switch(name, given, scope=scope, accelerator=accelerator)
+    for name, switch in switches.SWITCHES.items():
+        values = switches.values_of_switch(name, given, scope=scope, accelerator=accelerator)
         if values:
-            found[name] = _as_written(values[0])
+            value = values[0]
+            found[name] = value if isinstance(value, bool | float) else str(value)
         elif switch.applies(scope):
             found |= _nearest(name, given, options, scope)
         if len(values) > 1:
             options.note(f"--attention-backend flash does not say which FlashAttention: stack.attention is {values[0]}")
-    _note_others(options, plan)
+    for what, assumed in _others(options, plan):
+        options.note(_assumption(what, assumed))
     return found | _amounts(options, scope)
 
 
-def _as_written(value: Any) -> str | float:
-    return value if isinstance(value, bool | float) else str(value)
-
-
-def _settings(options: MegatronOptions, *, precision: str) -> Settings:
+def _settings(options: MegatronOptions, *, precision: str) -> switches.Settings:
     """Return the settings of `SWITCHES` that the options give, and Megatron's defaults of the others."""
     wanted = {
         key: value
-        for switch in SWITCHES.values()
+        for switch in switches.SWITCHES.values()
         for settings in switch.settings.values()
         for key, value in settings.items()
     }
-    given: Settings = {}
+    given: switches.Settings = {}
     for key, example in wanted.items():
         name = key.replace("_", "-")
         if isinstance(example, bool):
@@ -66,9 +56,9 @@ def _settings(options: MegatronOptions, *, precision: str) -> Settings:
             given[key] = options.integer(name, 0) or None
         else:
             values = [part for value in options.values(name) for part in value.split(",")]
-            given[key] = (values if isinstance(example, list) else "".join(values)) or ABSENT[key]
+            given[key] = (values if isinstance(example, list) else "".join(values)) or switches.ABSENT[key]
     given["grad_reduce_in_fp32"] = _reduces_in_fp32(options, precision=precision)
-    if given["fp8_param_gather"] and not keeps_fp8_on_the_wire(PRECISIONS[precision]):
+    if given["fp8_param_gather"] and not switches.keeps_fp8_on_the_wire(PRECISIONS[precision]):
         given["fp8_param_gather"] = False
         options.note(
             f"the run file does not contain --fp8-param-gather under {precision}; the estimate assumes that "
@@ -87,7 +77,7 @@ def _reduces_in_fp32(options: MegatronOptions, *, precision: str) -> bool:
     return precision in ("fp16", "fp32") or (not is_bf16 and (is_fp32 or kept_in_fp32))
 
 
-def _graphs(options: MegatronOptions, given: Settings) -> Settings:
+def _graphs(options: MegatronOptions, given: switches.Settings) -> switches.Settings:
     """Return the captured graphs in the names of core_v0.16.1."""
     kind, parts = given["cuda_graph_impl"], given["cuda_graph_scope"]
     for name, older in OLDER_GRAPHS.items():
@@ -97,9 +87,9 @@ def _graphs(options: MegatronOptions, given: Settings) -> Settings:
     return {"cuda_graph_impl": kind, "cuda_graph_scope": [] if parts == LAYERWISE else parts}
 
 
-def _kernels(options: MegatronOptions) -> Settings:
+def _kernels(options: MegatronOptions) -> switches.Settings:
     """Return the dispatcher's kernels by their older option, and the attention of layers without Transformer Engine."""
-    found: Settings = {"moe_flex_dispatcher_backend": "deepep"} if options.flag("moe-enable-deepep") else {}
+    found: switches.Settings = {"moe_flex_dispatcher_backend": "deepep"} if options.flag("moe-enable-deepep") else {}
     kind = options.text("transformer-impl", "transformer_engine")
     if kind == "local":
         found["attention_backend"] = "unfused"
@@ -114,7 +104,9 @@ def _assumption(what: str, assumed: str) -> str:
     return f"the run file does not contain {what}; the estimate assumes that {assumed}"
 
 
-def _nearest(name: str, given: Settings, options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
+def _nearest(
+    name: str, given: switches.Settings, options: MegatronOptions, scope: switches.SwitchScope
+) -> dict[str, Any]:
     """Return the value of a switch that is nearest to settings without a value of their own, and note it."""
     dispatcher, backend = given["moe_token_dispatcher_type"], given["attention_backend"]
     if name == "cuda_graphs":
@@ -138,7 +130,7 @@ def _nearest(name: str, given: Settings, options: MegatronOptions, scope: Switch
     return {}
 
 
-def _amounts(options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
+def _amounts(options: MegatronOptions, scope: switches.SwitchScope) -> dict[str, Any]:
     """Return the capacity of experts and the share of offloaded activations."""
     found: dict[str, Any] = {}
     capacity = options.number("moe-expert-capacity-factor", 0.0) if scope.has_experts else 0.0
@@ -152,14 +144,8 @@ def _amounts(options: MegatronOptions, scope: SwitchScope) -> dict[str, Any]:
     options.flag("cpu-offloading")
     if (num_offloaded := options.integer("cpu-offloading-num-layers", 0)) > 0:
         num_layers = options.integer("num-layers", 0)
-        found["offloaded_activations"] = offloaded_share(num_offloaded, num_layers=num_layers)
+        found["offloaded_activations"] = switches.offloaded_share(num_offloaded, num_layers=num_layers)
     return found
-
-
-def _note_others(options: MegatronOptions, plan: dict[str, Any]) -> None:
-    """Add notes on switches that change the speed and have no key."""
-    for what, assumed in _others(options, plan):
-        options.note(_assumption(what, assumed))
 
 
 def _others(options: MegatronOptions, plan: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -108,7 +108,9 @@ def read(source: str) -> PrimusFields:
         presets = (loader.load(base) if base.is_file() else {}) | presets
         kept = {key: value for key, value in module.items() if key not in RESERVED}
         fields = _merged(_merged(of_model, loader.load(shared) | kept), module.get("overrides") or {})
-    _refuse_missing(loader, path)
+    if loader.missing:
+        needed = " ".join(f"{name}=..." for name in loader.missing)
+        raise InputError(f"{path} needs variables", got=", ".join(loader.missing), hint=f'"{path.name} {needed}"')
     fields |= {key: scalar(value) for key, value in settings.items()}
     return PrimusFields(
         path=path, framework=framework, presets=presets,
@@ -124,12 +126,6 @@ def _trainer(content: dict[str, Any], path: Path) -> dict[str, Any]:
             return module
     got = ", ".join(map(str, modules)) if isinstance(modules, dict) else None
     raise InputError(f"{path}: no module of Primus that trains", got=got, allowed=", ".join(TRAINERS))
-
-
-def _refuse_missing(loader: _Loader, path: Path) -> None:
-    if loader.missing:
-        needed = " ".join(f"{name}=..." for name in loader.missing)
-        raise InputError(f"{path} needs variables", got=", ".join(loader.missing), hint=f'"{path.name} {needed}"')
 
 
 def _preset(path: Path, framework: str, kind: str, name: str, variables: Mapping[str, str]) -> Path:

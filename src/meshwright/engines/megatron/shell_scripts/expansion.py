@@ -350,30 +350,18 @@ def _changed(text: str, part: ShellParameter, expander: Expander, *, line: int) 
         pattern = pattern_of(ShellWord(parts=part.operand, line=line), expander)
         if isinstance(pattern, UnknownText):
             raise InputError(f"{where}: an expansion that is not known", got=part.source)
-        return _trimmed(text, pattern, kind)
+        lengths = range(len(text) + 1) if len(kind) == 1 else range(len(text), -1, -1)
+        for k in lengths:
+            cut, rest = (text[:k], text[k:]) if kind[0] == "#" else (text[len(text) - k :], text[: len(text) - k])
+            if fnmatchcase(cut, pattern):
+                return rest
+        return text
     if kind in ("/", "//"):
-        return _replaced(text, part, expander, line=line)
+        found = joined(ShellWord(parts=part.operand, line=line), expander)
+        if not isinstance(found, UnknownText) and not re.search(r"[*?[\\]", found) and found.count("/") <= 1:
+            old, _, new = found.partition("/")
+            return text if not old else text.replace(old, new, 1 if kind == "/" else -1)
     raise InputError(f"{where}: an expansion that is not supported", got=part.source)
-
-
-def _trimmed(text: str, pattern: str, kind: str) -> str:
-    """Remove the shortest (`#`, `%`) or longest (`##`, `%%`) matching prefix or suffix."""
-    lengths = range(len(text) + 1) if len(kind) == 1 else range(len(text), -1, -1)
-    for k in lengths:
-        cut, rest = (text[:k], text[k:]) if kind[0] == "#" else (text[len(text) - k :], text[: len(text) - k])
-        if fnmatchcase(cut, pattern):
-            return rest
-    return text
-
-
-def _replaced(text: str, part: ShellParameter, expander: Expander, *, line: int) -> str:
-    """Replace plain text; patterns are refused."""
-    found = joined(ShellWord(parts=part.operand, line=line), expander)
-    if isinstance(found, UnknownText) or re.search(r"[*?[\\]", found) or found.count("/") > 1:
-        where = expander.where(line)
-        raise InputError(f"{where}: an expansion that is not supported", got=part.source)
-    old, _, new = found.partition("/")
-    return text if not old else text.replace(old, new, 1 if part.operation == "/" else -1)
 
 
 def _without_braces(word: ShellWord, expander: Expander) -> list[ShellWord]:

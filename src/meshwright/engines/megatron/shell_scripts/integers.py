@@ -156,7 +156,13 @@ class _Expression:
         token = self.tokens[self.at]
         self.at += 1
         if token[0].isdigit():
-            return _number(token)
+            # Decimal, octal with a leading 0, hexadecimal, or BASE#DIGITS.
+            base, _, digits = token.rpartition("#")
+            if base:
+                return int(digits, int(base))
+            if token[:2] in ("0x", "0X"):
+                return int(token, 16)
+            return int(token, 8) if token[0] == "0" and len(token) > 1 else int(token)
         if not token.isidentifier():
             raise self.error()
         value = self.variable(token)
@@ -183,13 +189,3 @@ class _Expression:
         return integer_of(
             value or "", self.variables, where=self.where, unset_is_zero=self.unset_is_zero, depth=self.depth + 1
         )
-
-
-def _number(token: str) -> int:
-    """Return a number: decimal, octal with a leading 0, hexadecimal, or BASE#DIGITS."""
-    base, _, digits = token.rpartition("#")
-    if base:
-        return int(digits, int(base))
-    if token[:2] in ("0x", "0X"):
-        return int(token, 16)
-    return int(token, 8) if token[0] == "0" and len(token) > 1 else int(token)

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
+from meshwright.engines.megatron.shell_scripts import programs
 from meshwright.engines.megatron.shell_scripts.builtins import (
     BUILTINS,
     SUCCEEDING,
@@ -24,13 +25,6 @@ from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
 from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
-from meshwright.engines.megatron.shell_scripts.programs import (
-    NEVER_RUNNING,
-    OTHER_MODELS,
-    program_at,
-    script_at,
-    shell_text,
-)
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText, either_of
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
@@ -459,23 +453,23 @@ class Interpreter:
     def _program(self, command: SimpleCommand, words: list[Word]) -> None:
         """Follow a command that may run a training program."""
         name = words[0].text.rpartition("/")[2]
-        if name in NEVER_RUNNING:
+        if name in programs.NEVER_RUNNING:
             self.found.documents += [self._document_text(one.parts) for one in command.documents]
             return
-        inner = shell_text(words, command.documents)
+        inner = programs.shell_text(words, command.documents)
         if inner is not None:
             text = inner.text if inner.document is None else self._document_text(inner.document)
             child = self._child(command, inner.positional, name=self.variables.name)
             child.run_text(text, line=words[0].line)
-        elif (k := program_at(words)) is not None:
+        elif (k := programs.program_at(words)) is not None:
             if name == "xargs":
                 raise InputError(f"{self.where(words[0].line)}: arguments from xargs are not known")
-            if OTHER_MODELS.search(words[k].text):
+            if programs.OTHER_MODELS.search(words[k].text):
                 what = f"{self.where(words[k].line)}: a program with other options than pretrain_gpt.py"
                 hint = "import configurations of decoder-only models that pretrain_gpt.py trains"
                 raise InputError(what, got=words[k].text, allowed="pretrain_gpt.py", hint=hint)
             self.found.calls.append(words[k + 1 :])
-        elif (k := script_at(words)) is not None and (path := script_file(self, words[k])) is not None:
+        elif (k := programs.script_at(words)) is not None and (path := script_file(self, words[k])) is not None:
             is_itself = str(path) == self.variables.name and k == len(words) - 1 and not command.assignments
             if is_itself and name == "sbatch":
                 return  # submits itself: the rest is what the job runs

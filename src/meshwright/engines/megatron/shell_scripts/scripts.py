@@ -69,10 +69,7 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
             Interpreter(variables=variables, found=found).run(body)
     except InputError as error:
         raise InputError(error.message, hint=error.hint or INSTEAD) from None
-    return _one_call(found, path, chosen=str(named.get(CALL, 1)))
-
-
-def _one_call(found: Findings, path: Path, *, chosen: str) -> ScriptCall:
+    chosen = str(named.get(CALL, 1))
     if not found.calls:
         more = f" ({'; '.join(found.notes)})" if found.notes else ""
         raise InputError(

@@ -41,7 +41,7 @@ from torch.distributed.tensor.parallel import (
 from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel, QkvParallel
 from meshwright.kernels.cross_entropy import capped
 from meshwright.kernels.linear import Linear, linear
-from meshwright.training.models import Block, LoraLinear, Transformer
+from meshwright.training.models import LoraLinear, Transformer
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts, TopKRouter
 from meshwright.training.models.feed_forward import FeedForward
@@ -58,7 +58,10 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     if sequence_parallel:
         model.own_tokens = partial(_own_columns, mesh=mesh)
     for layer in model.blocks().values():
-        parallelize_module(layer, mesh, _layer_plan(layer, residual))
+        of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
+        norms = {name: _on_residual(residual) for name, part in layer.named_children() if isinstance(part, Norm)}
+        output = {"attention.output": _rows(layer.attention.output, residual)}
+        parallelize_module(layer, mesh, of_attention(layer.attention, residual) | norms | output)
         if isinstance(layer.attention, GroupedAttention) and layer.attention.sinks is not None:
             parallelize_module(layer.attention, mesh, _SinksOfHeads())
         feed_forward = layer.ffn
@@ -90,13 +93,6 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
 def _own_columns(is_token_BS: Tensor, *, mesh: DeviceMesh) -> Tensor:
     """This rank's part of the tokens of every sequence."""
     return is_token_BS.chunk(mesh.size(), dim=1)[mesh.get_local_rank()]
-
-
-def _layer_plan(layer: Block, residual: Shard | Replicate) -> dict[str, ParallelStyle]:
-    of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
-    norms = {name: _on_residual(residual) for name, part in layer.named_children() if isinstance(part, Norm)}
-    output = {"attention.output": _rows(layer.attention.output, residual)}
-    return of_attention(layer.attention, residual) | norms | output
 
 
 def _grouped_plan(attention: nn.Module, residual: Shard | Replicate) -> dict[str, ParallelStyle]:

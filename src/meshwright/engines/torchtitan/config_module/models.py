@@ -156,10 +156,6 @@ def check_model(model: Model) -> Iterator[Unsupported]:
     yield from refusals.predictions(model)
     if model.tied_embeddings and family.name not in ("llama3", "qwen3"):
         yield Unsupported(key="model", reason=f"{family.name} of torchtitan 0.3.0 has no tied embeddings")
-    yield from _check_rope(model, family)
-
-
-def _check_rope(model: Model, family: TorchtitanFamily) -> Iterator[Unsupported]:
     rope = model.rope
     supported = (RopeScaling.NONE, *([family.scaling] if family.scaling else []))
     if rope.scaling not in supported:

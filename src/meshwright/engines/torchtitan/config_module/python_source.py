@@ -79,7 +79,8 @@ def _delimited(tree: Any) -> tuple[str, list[tuple[str, Any]], str]:
 def roots(tree: Any) -> Iterator[str]:
     """Yield the first part of every dotted name in `tree`, with repetitions, including names that are not imported."""
     if isinstance(tree, Name):
-        yield from _first_parts(tree.text)
+        cleaned = "".join(c if c.isalnum() or c in "_." else " " for c in tree.text)
+        yield from [word.partition(".")[0] for word in cleaned.split()]
     elif isinstance(tree, Call):
         yield tree.function.partition(".")[0]
         for value in (*tree.positional, *(v for _, v in tree.named)):
@@ -90,11 +91,6 @@ def roots(tree: Any) -> Iterator[str]:
     elif isinstance(tree, list | tuple):
         for value in tree:
             yield from roots(value)
-
-
-def _first_parts(text: str) -> list[str]:
-    cleaned = "".join(c if c.isalnum() or c in "_." else " " for c in text)
-    return [word.partition(".")[0] for word in cleaned.split()]
 
 
 def imports(names: set[str], *, table: Mapping[str, str]) -> str:

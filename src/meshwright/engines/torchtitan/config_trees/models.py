@@ -88,6 +88,7 @@ def read_model(spec: Node) -> ImportedModel:
     )
     linears = [(path, node) for path, node in _nodes(layers) if "in_features" in node["fields"]]
     recipe, notes = _recipe(linears)
+    kernels = (field(field(layer, "attention"), "inner_attention") for layer in layers)
     return ImportedModel(
         model=model,
         lora=_lora(_nodes(tree)),
@@ -95,7 +96,7 @@ def read_model(spec: Node) -> ImportedModel:
         balance_rate=field(moe, "load_balance_coeff") if moe else None,
         max_sequence=field(rope, "max_seq_len"),
         comm_backend=_comm_backend(moe) if moe else "",
-        attention=_attention_backend(layers),
+        attention=" and ".join(dict.fromkeys(_attention_kernel(kernel) for kernel in kernels)),
         overlaps_tensor=any(node["is"] in OVERLAPPED for _, node in _nodes(layers)),
         notes=(*notes, *_initialization_notes(tree, model)),
     )
@@ -176,12 +177,6 @@ def _experts(moe: Node, *, num_dense: int) -> Experts:
 def _comm_backend(moe: Node) -> str:
     kind: str = field(field(moe, "routed_experts") or field(moe, "experts"), "token_dispatcher")["is"]
     return BACKENDS.get(kind, kind)
-
-
-def _attention_backend(layers: list[Node]) -> str:
-    """Return torchtitan's `attn_backend`; of layers with several kernels, all."""
-    kernels = (field(field(layer, "attention"), "inner_attention") for layer in layers)
-    return " and ".join(dict.fromkeys(_attention_kernel(kernel) for kernel in kernels))
 
 
 def _attention_kernel(node: Node) -> str:
