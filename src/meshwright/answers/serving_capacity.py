@@ -7,7 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.answers.serving_question import format_notes, weights_named
-from meshwright.inference import capacity
+from meshwright.inference.capacity import (
+    Capacity,
+    CapacityQuestion,
+    capacities,
+    capacity,
+    kv_bytes_per_token,
+    max_parameters,
+    shipped_reserve,
+)
 from meshwright.inference.checkpoint import own_precision
 from meshwright.inference.formats import cache_format, computed_in, usual_cache
 from meshwright.inference.layout import layout_of
@@ -29,13 +37,13 @@ class ServingCapacity(Result):
         precision: format of its weights, as it was asked for; None is that of its checkpoint.
     """
 
-    question: capacity.CapacityQuestion
-    layouts: Sequence[capacity.Capacity]
+    question: CapacityQuestion
+    layouts: Sequence[Capacity]
     name: str  # of the model, as it was asked for
     precision: str | None = None  # of its weights, likewise; None: that of its checkpoint
 
     @property
-    def best(self) -> capacity.Capacity:
+    def best(self) -> Capacity:
         """The layout that holds most tokens."""
         return self.layouts[0]
 
@@ -73,14 +81,14 @@ class ServingCapacity(Result):
                 "context": question.context,
                 "parameters": int(parameters(question.model).total),
                 "weights_bytes": round(weight_bytes(question.model, question.weights).total),
-                "kv_bytes_per_token": _whole(capacity.kv_bytes_per_token(question)),
+                "kv_bytes_per_token": _whole(kv_bytes_per_token(question)),
                 "session_bytes": _whole(session_bytes(question.model, question.cache, question.context)),
                 **picked(best, "max_sessions", "max_tokens", "fits", "binds", "layout"),
                 "shortfall": None if best.shortfall is None else str(best.shortfall),
                 "tensor_parallel": best.layout.tensor,
                 "kv_copies": best.cache_copies,
                 "device_memory": best.device.as_json(),
-                "max_parameters_per_device": round(capacity.max_parameters(question)),
+                "max_parameters_per_device": round(max_parameters(question)),
                 "computed_in": computed_in(question.weights, device),
                 "reserve": question.reserve,
                 "layouts": self.layouts,
@@ -135,9 +143,9 @@ def serving_capacity(
     Raises InputError for an unknown name or an impossible layout.
     """
     place = named_cluster(cluster)
-    reserve, served = capacity.shipped_reserve(), named_model(model)
+    reserve, served = shipped_reserve(), named_model(model)
     weights = weights_named(precision, model, served, place.accelerator)
-    question = capacity.CapacityQuestion(
+    question = CapacityQuestion(
         model=served,
         cluster=place,
         weights=weights,
@@ -146,5 +154,5 @@ def serving_capacity(
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
     )
     layout = layout_of(degrees, place.num_devices) if degrees else None
-    found = capacity.capacities(question) if layout is None else [capacity.capacity(question, layout)]
+    found = capacities(question) if layout is None else [capacity(question, layout)]
     return ServingCapacity(question=question, layouts=found, name=model, precision=precision)

@@ -115,7 +115,13 @@ class TrainingRecorder(Recorder):
         sidecar = {
             "schema": SCHEMA, "device": None, "driver": None, "software": {}, "command": list(command),
             "started": started, "ended": None, "git_commit": None, "steps": steps, "warmup": warmup,
-            "configurations": {c.name: _document(c) for c in configurations},
+            "configurations": {
+                c.name: {
+                    "run_file": c.path, "sweep": list(c.assignments), "overrides": list(c.overrides),
+                    "digest": c.digest,
+                }
+                for c in configurations
+            },
         }  # fmt: skip
         super().__init__(folder, name=SIDECAR_NAME, sidecar=sidecar)
         self.path = folder / CSV_NAME
@@ -181,15 +187,6 @@ class TrainingRecorder(Recorder):
         kept = ("device", "driver", "software", "started", "git_commit")
         self.sidecar |= {key: before.sidecar[key] for key in kept} | {"configurations": then | now}
         self.rows = [row for row in before.rows if row.status is TrainingStatus.OK]
-
-
-def _document(configuration: Configuration) -> dict[str, Any]:
-    return {
-        "run_file": configuration.path,
-        "sweep": list(configuration.assignments),
-        "overrides": list(configuration.overrides),
-        "digest": configuration.digest,
-    }
 
 
 def read(path: Path, *, whole: bool = True) -> Trainings:

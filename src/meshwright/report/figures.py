@@ -108,22 +108,18 @@ def svg(chart: Any, *, title: str) -> str:
 
 def _fitted(spec: dict[str, Any], width: int, *, title: str, attributes: str) -> str:
     """The SVG text of a figure, `width` pixels wide with the labels of its axes, whose width only drawing tells."""
+    import vl_convert
+
     text = ""
     for _ in range(3):  # other ticks have labels of another length
-        text = _drawn(spec, title=title, attributes=attributes)
+        text = vl_convert.vegalite_to_svg(_printable(spec)).replace('class="marks"', attributes, 1)
+        text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
         found = re.search(r' viewBox="0 0 ([\d.]+)', text)
         excess = float(found[1]) - width if found else 0.0
         if abs(excess) <= 2 or not isinstance(plot := spec.get("width"), int | float):
             break
         spec = {**spec, "width": plot - excess}
     return text
-
-
-def _drawn(spec: dict[str, Any], *, title: str, attributes: str) -> str:
-    import vl_convert
-
-    text = vl_convert.vegalite_to_svg(_printable(spec)).replace('class="marks"', attributes, 1)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
 
 
 def _printable(value: Any) -> Any:

@@ -14,7 +14,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.measurement import ValueRange
-from meshwright.records.serving import Latency, RequestStatus, ServingPoint, TokenSource, sum_known
+from meshwright.records.serving import RequestStatus, ServingPoint, TokenSource, sum_known
 from meshwright.report.figures import INK, WIDTH, alt, pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, paragraph, table_sections
 from meshwright.report.training_figures import BLUE, GREEN, RED
@@ -373,7 +373,10 @@ def results_tables(found: Sequence[ImportedResult], *, bound_s: float) -> list[T
         (
             f"{r.format} {r.model}".strip(), r.point.load.name if r.point.load.concurrency or r.point.load.offered_per_s
             else "not stated", rate(r.point.output_tokens_per_s), rate(r.point.total_tokens_per_s),
-            *map(_median_ms, (r.point.ttft_s, r.point.tpot_s, r.point.chunk_gap_s, r.point.e2e_s)),
+            *(
+                f"{latency.median * 1e3:.2f}" if latency else ""
+                for latency in (r.point.ttft_s, r.point.tpot_s, r.point.chunk_gap_s, r.point.e2e_s)
+            ),
         )
         for r in found
     ]  # fmt: skip
@@ -399,7 +402,3 @@ def results_tables(found: Sequence[ImportedResult], *, bound_s: float) -> list[T
         text_columns=("what",),
     )
     return [made, limits] if gaps else [made]
-
-
-def _median_ms(found: Latency | None) -> str:
-    return "" if found is None else f"{found.median * 1e3:.2f}"

@@ -8,9 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
-from meshwright.answers.comparison import ratios
 from meshwright.answers.comparison.cautions import ConditionRow, cautions, differences, unlike
 from meshwright.answers.comparison.opening import open_sides
+from meshwright.answers.comparison.ratios import (
+    CONFIDENCE,
+    FEWEST_OF_BOOTSTRAP,
+    RANDOM_STATE,
+    RESAMPLES,
+    MeanRatio,
+    Verdict,
+    mean_ratios,
+)
 from meshwright.answers.comparison.sides import MEMORY, Breakdown, Side
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.accelerators import line_of_succession
@@ -36,7 +44,7 @@ class SideComparison(Result):
     """
 
     sides: tuple[Side, ...]
-    means: tuple[ratios.MeanRatio, ...]
+    means: tuple[MeanRatio, ...]
     differing: tuple[ConditionRow, ...]
     cautions: tuple[str, ...]
     hardware: tuple[HardwareRatio, ...]
@@ -79,7 +87,7 @@ def compare_sides(sides: Sequence[Side], *, is_like_for_like: bool = False) -> S
     Raises InputError where nothing is common, InfeasibleError where a like-for-like comparison is not one.
     """
     baseline, *others = sides
-    means = [mean for other in others for mean in ratios.mean_ratios(baseline, other)]
+    means = [mean for other in others for mean in mean_ratios(baseline, other)]
     if not means:
         raise InputError(
             "the sides have no workload and metric in common",
@@ -91,9 +99,15 @@ def compare_sides(sides: Sequence[Side], *, is_like_for_like: bool = False) -> S
             f"not like for like: {'; '.join(reasons[:6])}",
             hint="without --like-for-like the sides are compared, and what differs is listed",
         )
+    # A gap could be split where one of its sides could be, or both are trainings.
+    unsplit = [
+        f"the gap of {side.name} is not split into kernels and waiting: {side.not_split}"
+        for side in (baseline, *others)
+        if side.not_split and any(p.breakdowns or p.not_split for p in (others if side is baseline else [baseline]))
+    ]
     return SideComparison(
         sides=tuple(sides), means=tuple(means), differing=tuple(differences(sides, means)),
-        cautions=(*cautions(sides, means), *reasons_not_split(baseline, others)),
+        cautions=(*cautions(sides, means), *unsplit),
         hardware=tuple(hardware_ratios(means)),
         gaps=tuple(gap for other in others for gap in gaps(baseline, other)), is_like_for_like=is_like_for_like,
     )  # fmt: skip
@@ -132,7 +146,7 @@ def comparison_document(found: SideComparison) -> dict[str, Any]:
             }
             for g in found.gaps
         ],
-        "bootstrap": {"resamples": ratios.RESAMPLES, "random_state": ratios.RANDOM_STATE, "confidence": 0.95},
+        "bootstrap": {"resamples": RESAMPLES, "random_state": RANDOM_STATE, "confidence": 0.95},
         "endnotes": endnotes(found.sides),
     }  # fmt: skip
 
@@ -160,8 +174,8 @@ def endnotes(sides: Sequence[Side]) -> list[str]:
 
 METHOD = (
     f"Ratio: side over baseline where higher is better, baseline over side where lower is, so that above 1 is better. "
-    f"Its {ratios.CONFIDENCE:.0%} interval is Student's t of fewer than {ratios.FEWEST_OF_BOOTSTRAP} samples, else a "
-    f"bootstrap, of both sides with {ratios.RESAMPLES:,} draws and random state {ratios.RANDOM_STATE}; "
+    f"Its {CONFIDENCE:.0%} interval is Student's t of fewer than {FEWEST_OF_BOOTSTRAP} samples, else a bootstrap, of "
+    f"both sides with {RESAMPLES:,} draws and random state {RANDOM_STATE}; "
     "without samples there is none. The geometric mean weighs each workload alike; leave-one-out is its range without "
     "one workload; whole time is the time of one unit of every workload, baseline over side"
 )
@@ -182,15 +196,15 @@ def gap_rows(gap: Gap) -> list[tuple[str, str, str, str, str]]:
     return rows
 
 
-def verdict_word(verdict: ratios.Verdict, metric: str) -> str:
+def verdict_word(verdict: Verdict, metric: str) -> str:
     """The verdict in a table: more memory is no loss, as long as the run fits."""
-    of_memory = {ratios.Verdict.WIN: "less", ratios.Verdict.LOSS: "more"} if metric == MEMORY.name else {}
+    of_memory = {Verdict.WIN: "less", Verdict.LOSS: "more"} if metric == MEMORY.name else {}
     return of_memory.get(verdict, verdict.value)
 
 
-def verdicts(mean: ratios.MeanRatio) -> str:
+def verdicts(mean: MeanRatio) -> str:
     """Wins, losses and undecided workloads as text."""
-    return ", ".join(f"{mean.count(v)} {verdict_word(v, mean.metric)}" for v in ratios.Verdict if mean.count(v))
+    return ", ".join(f"{mean.count(v)} {verdict_word(v, mean.metric)}" for v in Verdict if mean.count(v))
 
 
 # --- hardware beside its datasheets ---
@@ -214,7 +228,7 @@ class HardwareRatio:
     design_power: float | None
 
 
-def hardware_ratios(means: Sequence[ratios.MeanRatio]) -> list[HardwareRatio]:
+def hardware_ratios(means: Sequence[MeanRatio]) -> list[HardwareRatio]:
     """One row for each mean whose two sides are one accelerator each, and not the same."""
     found = []
     for mean in means:
@@ -237,7 +251,7 @@ def _known(name: str) -> Accelerator | None:
         return None
 
 
-def _row(older: Accelerator, newer: Accelerator, mean: ratios.MeanRatio) -> HardwareRatio:
+def _row(older: Accelerator, newer: Accelerator, mean: MeanRatio) -> HardwareRatio:
     def over(of: Accelerator, to: Accelerator, number_format: str) -> float | None:
         peaks = of.peak_flops_per_s.get(number_format), to.peak_flops_per_s.get(number_format)
         return peaks[1] / peaks[0] if peaks[0] and peaks[1] else None
@@ -295,14 +309,3 @@ def gaps(baseline: Side, other: Side) -> list[Gap]:
         for workload, before in baseline.breakdowns.items()
         if workload in other.breakdowns
     ]  # fmt: skip
-
-
-def reasons_not_split(baseline: Side, others: Sequence[Side]) -> list[str]:
-    """Reason for each gap that is not split although one of its sides could be, or both are trainings."""
-    found = []
-    for side in (baseline, *others):
-        partners = others if side is baseline else [baseline]
-        wanted = any(p.breakdowns or p.not_split for p in partners)
-        if side.not_split and wanted:
-            found.append(f"the gap of {side.name} is not split into kernels and waiting: {side.not_split}")
-    return found
