@@ -32,6 +32,7 @@ from meshwright.inference.serving import (
     prefill_steps_s,
     recomputed,
     request_work,
+    started_ahead_s,
     steady,
 )
 from meshwright.records.serving import Arrivals, Load, due_times
@@ -221,7 +222,7 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
     @cache
     def prompts_s(part: float, decoding: int) -> float:
         decode_step = step_seconds(work.take(decoding - 1).decode, rates) if decoding else None
-        ahead_s = one.prompt.is_overlapped * step_s[decoding]
+        ahead_s = started_ahead_s(work.take(decoding - 1), step_s[decoding]) if decoding else 0.0
         return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step, ahead_s=ahead_s)) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)

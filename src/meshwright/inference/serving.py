@@ -294,7 +294,7 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     step = step_seconds(work.decode, rates)
     batch, decode_s = work.sequences, work.steps * step.total
     shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
-    ahead_s = work.prompt.is_overlapped * np.clip(batch - 1, 0.0, 1.0) * step.total
+    ahead_s = started_ahead_s(work, step.total)
     prompt = prefill_seconds(
         work.prompt,
         rates,
@@ -334,6 +334,12 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,
     )
+
+
+def started_ahead_s(work: RequestWork, step_s: Array) -> Array:
+    """Seconds in which the kernels of a step with prompts are started while one without them runs, a mean."""
+    often = np.clip((work.sequences - 1) / np.maximum(work.steps, 1.0) * work.prompt_steps, 0.0, 1.0)  # steps with them
+    return work.prompt.is_overlapped * np.clip(work.sequences - 1, 0.0, 1.0) * (1 - often) * step_s
 
 
 def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
