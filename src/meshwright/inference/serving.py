@@ -337,9 +337,13 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
 
 
 def started_ahead_s(work: RequestWork, step_s: Array) -> Array:
-    """Seconds in which the kernels of a step with prompts are started while one without them runs, a mean."""
+    """Seconds in which the kernels of a step with prompts are started while one without them runs, a mean.
+
+    Replicas that only prefill wait for no step, and have none to start kernels in.
+    """
     often = np.clip((work.sequences - 1) / np.maximum(work.steps, 1.0) * work.prompt_steps, 0.0, 1.0)  # steps with them
-    return work.prompt.is_overlapped * np.clip(work.sequences - 1, 0.0, 1.0) * (1 - often) * step_s
+    overlapped = work.prompt.is_overlapped * (work.waited_steps > 0)
+    return overlapped * np.clip(work.sequences - 1, 0.0, 1.0) * (1 - often) * step_s
 
 
 def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
@@ -360,16 +364,16 @@ def prefill_steps_s(
     several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
     num_steps = np.ceil(count / groups * work.token_steps - ROUNDING)
     return prefill_seconds(
-        several, rates, num_steps, eager_s=eager_s(work, rates, num_steps, count=count / groups, ahead_s=ahead_s),
+        several, rates, num_steps, eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s),
         decode_step=decode_step, mixes=work.mixes,
     ).total  # fmt: skip
 
 
-def eager_s(
-    work: RequestWork, rates: ServingRates, num_steps: Array, *, count: Array = 1.0, ahead_s: Array = 0.0
-) -> Array:
-    """Seconds in which the host starts the kernels of the steps of `count` prompts, `ahead_s` of them before these."""
-    is_graph = count * work.token_steps / num_steps <= work.graph_share
+def eager_s(work: RequestWork, rates: ServingRates, num_steps: Array, *, ahead_s: Array = 0.0) -> Array:
+    """Seconds in which the host starts the kernels of the steps of prompts, `ahead_s` of them before these."""
+    is_graph = (
+        work.token_steps <= work.graph_share
+    )  # of a step with one prompt: by more, rates would fall with the load
     started = np.where(is_graph, work.cut_kernels, work.eager_kernels) * rates.eager_kernel_s
     return np.maximum(num_steps * started - np.minimum(num_steps, 1.0) * ahead_s, 0.0)
 
