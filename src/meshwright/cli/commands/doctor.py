@@ -221,7 +221,7 @@ def _range(group: list[CheckVerdict], field: str) -> str:
 
 
 def _number(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.{4 if abs(value) >= 0.1 else 2}g}"
 
 
 # --- many nodes ---
