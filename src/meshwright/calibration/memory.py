@@ -25,6 +25,7 @@ class MemoryConstants(Table):
 
     accumulates_in_16_bits: Array  # gradients are accumulated in 16 bits, not in fp32
     second_gradient_bytes: Array  # per parameter: 16-bit gradients in addition to the accumulated ones
+    bucket_gradient_bytes: Array  # per unsharded parameter: buckets of the reduction beside the gradients
     step_gradient_bytes: Array  # per parameter of an optimizer shard: fp32 gradients made for the update
     gradients_as_they_come: Array  # gradients are allocated during backward, not before
     optimizer_in_16_bits: Array  # no fp32 master weights, optimizer states in 16 bits

@@ -144,6 +144,7 @@ def state_rates(
     frozen_weight = np.where(constants.frozen_in_16_bits > 0, precision.weight_bytes, narrow)
     in_codes = model.quantised_bytes > 0
     second = constants.second_gradient_bytes * (full.gradients > 2) * (plan.data > 1) * (1 - sharded * 1)
+    second = second + constants.bucket_gradient_bytes * (plan.data > 1) * (plan.sharding < Sharding.GRADIENTS)
 
     def share(stage: Sharding, ranks: Array) -> Array:
         return np.where(plan.sharding >= stage, 1 / ranks, 1.0)

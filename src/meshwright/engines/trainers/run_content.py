@@ -66,7 +66,7 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     task = lora_task(settings, kind=kind, model=named_model(model["model"]))
     pairs = _preference(settings, task)
     parallel = _parallel(settings, target)
-    precision = _precision(settings, is_full=not task)
+    precision, is_wide = _precision(settings, is_full=not task)
     content: dict[str, Any] = {
         **model,
         "data": {"sequence_length": (settings.count("sequence_length") or 0) * (2 if pairs else 1)},
@@ -76,7 +76,7 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
         "cluster": cluster,
         "parallel": parallel,
         "engine": "native",
-        "stack": _stack(settings, target, precision=precision),
+        "stack": _stack(settings, target, precision=precision, is_wide=is_wide),
         "train": _train(settings) | pairs,
         **task,
     }
@@ -437,8 +437,8 @@ def _train(settings: Settings) -> dict[str, Any]:
     return found | ({"epochs": epochs} if epochs else {})
 
 
-def _precision(settings: Settings, *, is_full: bool) -> str:
-    """Return the precision; weights in 32 bits beside a narrower one are noted, as no estimate of trainers has them."""
+def _precision(settings: Settings, *, is_full: bool) -> tuple[str, bool]:
+    """Return the precision, and whether trained weights are in 32 bits beside a narrower one."""
     named, _, wide = (settings.text("precision") or "").partition(" ")
     switches = ("fp8", "bf16", "bf16_weights", "fp16", "fp16_weights", "pure_bf16")
     stated = [name for name in switches if name in settings.given and settings.truth(name)]
@@ -448,14 +448,17 @@ def _precision(settings: Settings, *, is_full: bool) -> str:
         stated = ["bf16"]  # a default
     found = stated[0].removeprefix("pure_").partition("_")[0] if stated else named or "fp32"
     is_wide = bool(wide) or settings.text("weights_format") == "fp32" or "zero_stage" in settings.given
-    if is_full and is_wide and found != "fp32" and not settings.truth("pure_bf16"):
+    is_wide |= not is_full  # PEFT casts adapters to fp32 (autocast_adapter_dtype)
+    is_wide &= found != "fp32" and not settings.truth("pure_bf16")
+    if is_wide and is_full and settings.table.framework != "transformers":
         settings.notes += not_estimated([f"weights and optimizer states in 32 bits beside {found}"])
-    return found
+    return found, is_wide
 
 
-def _stack(settings: Settings, cluster: Cluster, *, precision: str) -> dict[str, Any]:
+def _stack(settings: Settings, cluster: Cluster, *, precision: str, is_wide: bool) -> dict[str, Any]:
     """Return the trainer's software, and switches that it states."""
-    found: dict[str, Any] = {"framework": settings.table.framework}
+    name = settings.table.framework
+    found: dict[str, Any] = {"framework": f"{name}-fp32" if is_wide and name == "transformers" else name}
     found |= {"compiles": True} if settings.truth("compile") else {}
     if "zero_stage" in settings.given and precision == "bf16":
         found["gradient_format"] = "bf16"  # DeepSpeed reduces gradients in the format of training

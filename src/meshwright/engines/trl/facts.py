@@ -27,7 +27,7 @@ def _preset(_: Model, preset: Preset, device: Accelerator | None) -> Features:
 
 FACTS = EngineFacts(
     title=f"TRL {VERSION}",
-    stack="transformers",
+    stack="transformers-fp32",
     vendors=("NVIDIA", "AMD"),
     vendors_source="trl 1.16.0: trainer/sft_trainer.py: packed batches need FlashAttention 2 or 3",
     precisions=("bf16",),

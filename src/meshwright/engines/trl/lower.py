@@ -92,7 +92,10 @@ def _settings(run: Run, plan: Plan) -> dict[str, Any]:
 
 
 def _sharding(plan: Plan) -> dict[str, Any]:
-    """FSDP2, which recomputes layers itself: the trainer's own recomputation would gather their weights once more."""
+    """FSDP2, which recomputes layers itself: the trainer's own recomputation would gather their weights once more.
+
+    Without a reduction of each micro-batch every device would add up gradients of all parameters, unsharded.
+    """
     if plan.sharding is Sharding.NONE:
         return {}
     settings = {
@@ -100,7 +103,8 @@ def _sharding(plan: Plan) -> dict[str, Any]:
         "reshard_after_forward": plan.sharding is Sharding.PARAMETERS,
         "activation_checkpointing": plan.recompute is Recompute.FULL,
     }
-    return {"fsdp": True, "fsdp_config": settings}
+    reduces = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
+    return {"fsdp": True, "fsdp_config": settings, "accelerator_config": reduces}
 
 
 def _schedule(run: Run) -> dict[str, Any]:

@@ -478,11 +478,10 @@ def test_rank_stabilised_adapters_have_the_same_scale(read):
     assert read(TRL | {"use_rslora": True}).lora.alpha == pytest.approx(64 * 32**0.5)
 
 
-def test_weights_in_32_bits_are_noted(read):
+def test_weights_in_32_bits_are_estimated(read):
     full = {"finetuning_type": "full", "quantization_bit": None, "fp16": None, "bf16": True}
-    read(LLAMA_FACTORY | full)
-    assert any("weights and optimizer states in 32 bits" in note for note in read.notes)
-    read(LLAMA_FACTORY | full | {"pure_bf16": True})
+    assert read(LLAMA_FACTORY | full).stack.framework == "transformers-fp32"
+    assert read(LLAMA_FACTORY | full | {"pure_bf16": True}).stack.framework == "transformers"
     assert not any("in 32 bits" in note for note in read.notes)
 
 

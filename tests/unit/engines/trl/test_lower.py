@@ -7,8 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
-from meshwright import runfile
+from meshwright import estimate, runfile
+from meshwright.accuracy.shapes import total_parameters
 from meshwright.engines.base import find_engine, refuse
 from meshwright.engines.trainers.run_content import import_trainer
 from meshwright.engines.trl.lower import CONFIGURATION, lower
@@ -83,6 +85,24 @@ def test_a_run_is_read_back(changes, tmp_path):
     assert again.optimizer == run.optimizer
     of_train = ("steps", "epochs", "seed", "compile", "label_smoothing", "neftune_alpha")
     assert [getattr(again.train, name) for name in of_train] == [getattr(run.train, name) for name in of_train]
+
+
+@pytest.mark.parametrize(
+    ("sharding", "bytes_of_weights"),  # fp32 weights, gradients, two states; of DDP 16-bit copies and buckets too
+    [("none", 4 + 4 + 8 + 2 + 4), ("gradients", (4 + 4 + 8) / 16 + 2), ("parameters", (4 + 4 + 8) / 16)],
+)
+def test_weights_gradients_and_states_are_in_32_bits(sharding, bytes_of_weights, tmp_path):
+    run = made(model="llama3.2-1b", parallel={"data_shard": 16, "sharding": sharding, "recompute": "full"})
+    held = estimate(run).memory
+    of_weights = total_parameters(run.model) * bytes_of_weights
+    gathered = 2.0e9 if sharding == "parameters" else 0.0  # embedding, two layers, and gradients of one
+    states = held.weights_bytes + held.gradients_bytes + held.optimizer_bytes
+    assert of_weights * 0.99 < states < of_weights * 1.01 + gathered
+    again = estimate(read_back(run, tmp_path))
+    assert again.memory == held
+    assert again.step == estimate(run).step
+    settings = YAML(typ="safe").load(written(run, tmp_path))
+    assert ("accelerator_config" in settings) == (sharding != "none")  # else FSDP2 adds up unsharded gradients
 
 
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # earlier transformers lack the later name
