@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import parse_qsl
 
 from meshwright.catalog.families import family_that_fits
-from meshwright.catalog.models import model, own_repository
+from meshwright.catalog.huggingface import model_from_path
+from meshwright.catalog.models import model, model_of_repository, own_repository
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.errors import MeshwrightError
@@ -19,6 +21,8 @@ FILES = {
     ".arrow": "arrow",
 }  # fmt: skip
 """Readers of `datasets` by the ending of a file."""
+_OTHER_FILES = r"text|md|rst|py|tsv|feather|gz|bz2|xz|zst|bin|idx"
+_HUB_NAME = re.compile(rf"(?!python-stdlib$|.*\.({_OTHER_FILES})$)\w[\w.-]*(/\w[\w.-]*)?")
 WITHOUT_END = (
     LearningRateSchedule.COSINE_WITH_RESTARTS, LearningRateSchedule.CONSTANT, LearningRateSchedule.INVERSE_SQRT,
 )  # fmt: skip
@@ -37,14 +41,39 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def weights_of(run: Run) -> str | None:
-    """Return the folder or repository whose weights are trained: that of the run, else the model's own on the hub."""
+    """Return the folder or repository whose weights are trained: that of the run, else the model's own on the hub.
+
+    A model without a family has the shapes of one, and a repository whose modules have names that nothing here knows.
+    """
     if run.weights is not None:
-        return run.weights
+        return at_home(run.weights)
     try:
-        is_own = model(run.model.name) == run.model
+        is_own = model(run.model.name) == run.model and run.model.family
     except MeshwrightError:
         return None
     return own_repository(run.model.name) if is_own else None
+
+
+def at_home(place: str) -> str:
+    """Return a path without `~`, which TRL takes for a name; others as they are."""
+    return str(Path(place).expanduser()) if place.startswith("~") else place
+
+
+def _weights(run: Run) -> Iterator[Unsupported]:
+    """TRL builds the model that the config of the weights has, whatever the run says."""
+    name = weights_of(run)
+    if name is None:
+        reason = "TRL trains published weights of a family of transformers, and none of these shapes are known for "
+        hint = "--set weights=OWNER/NAME, or a folder"
+        yield Unsupported(key="model", reason=f"{reason}{run.model.name}", hint=hint)
+        return
+    known = model_of_repository(name)
+    is_folder = (Path(name) / "config.json").is_file()
+    built = model_from_path(name) if is_folder else model(known) if known else run.model
+    sizes = ("hidden", "num_layers", "vocab", "ffn_hidden", "tied_embeddings", "attention")
+    if differ := [size for size in sizes if getattr(built, size) != getattr(run.model, size)]:
+        reason = f"TRL builds the model of {name}, whose {', '.join(differ)} differ from {run.model.name}"
+        yield Unsupported(key="weights", reason=reason, hint=f"--set model={known or name}")
 
 
 def _shapes(run: Run) -> Iterator[Unsupported]:
@@ -57,9 +86,7 @@ def _shapes(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="model.experts", reason=reason)
     elif family_that_fits(run.model) is None:
         yield Unsupported(key="model", reason=f"no family of transformers has the layers of {run.model.name}")
-    if weights_of(run) is None:
-        reason = f"TRL trains published weights, and none of these shapes are known for {run.model.name}"
-        yield Unsupported(key="model", reason=reason, hint="--set weights=OWNER/NAME, or a folder")
+    yield from _weights(run)
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
@@ -98,38 +125,46 @@ def _data(run: Run) -> Iterator[Unsupported]:
     if not isinstance(run.data.source, str):
         yield Unsupported(key="data.source", reason="TRL mixes data sets without weights: name one")
     elif not run.data.is_synthetic:
-        place, options = source_of(run.data.source)
-        if FILES.get(ending(place)) is None and (ending(place) or place == "python-stdlib" or place.count("/") > 1):
-            reason, allowed = "no file that `datasets` reads, and no data set of the hub", " ".join(FILES)
-            yield Unsupported(key="data.source", reason=reason, hint=f"a file of {allowed}, or OWNER/NAME")
-        if options.get("format") in ("alpaca", "sharegpt") or options.get("answers") == "last":
-            reason = "TRL reads text, prompts with completions and `messages`, of which all answers count"
-            yield Unsupported(key="data.source", reason=reason)
+        yield from _source(*source_of(run.data.source))
     for key in ("tokenizer", "validation"):
         if getattr(run.data, key) is not None:
             yield Unsupported(key=f"data.{key}", reason="TRL takes it from the weights and the data set: leave it out")
 
 
+def _source(place: str, options: Mapping[str, str]) -> Iterator[Unsupported]:
+    reader = reader_of(place)
+    if reader is None and not _HUB_NAME.fullmatch(place):
+        hint = f"a file of {' '.join(end for end in FILES if end != '.txt')}, or OWNER/NAME"
+        yield Unsupported(key="data.source", reason="no file that `datasets` reads, no data set of the hub", hint=hint)
+    if reader == "text":
+        reason = "each line of a text is a document there, and not each file"
+        yield Unsupported(key="data.source", reason=reason, hint="lines of JSON with the key `text`")
+    known = ("text", "format", "answers", *(() if reader else ("config", "split")))
+    if unknown := [option for option in options if option not in known]:
+        reason = f"unknown option of a data source: {', '.join(unknown)}"
+        yield Unsupported(key="data.source", reason=reason, hint=f"allowed: {', '.join(known)}")
+    if options.get("format", "text") not in ("text", "prompt", "messages") or options.get("answers", "all") != "all":
+        reason = "TRL reads text, prompts with completions and `messages`, of which all answers count"
+        yield Unsupported(key="data.source", reason=reason)
+
+
 def source_of(source: str) -> tuple[str, Mapping[str, str]]:
-    """Return the place of a source and its options.
+    """Return the place of a source and its options; a question mark of a glob begins none.
 
-    >>> source_of("talks.jsonl?text=content")
-    ('talks.jsonl', {'text': 'content'})
+    >>> source_of("talks.jsonl?text=content"), source_of("talks-?.jsonl")
+    (('talks.jsonl', {'text': 'content'}), ('talks-?.jsonl', {}))
     """
-    place, _, query = source.partition("?")
-    return place, dict(parse_qsl(query))
+    place, _, query = source.rpartition("?")
+    return (place, dict(parse_qsl(query, keep_blank_values=True))) if place and "=" in query else (source, {})
 
 
-def ending(place: str) -> str:
-    """Return the ending of a file's name, by which `datasets` chooses the reader; empty: there is none.
+def reader_of(place: str) -> str | None:
+    """Return the reader of `datasets` for a file, by its ending; None: it has none.
 
-    A dot in the name of a repository, OWNER/NAME, begins no ending.
-
-    >>> ending("data/talks.jsonl.gz"), ending("HuggingFaceH4/ultrachat_200k"), ending("me/v1.5"), ending("notes.md")
-    ('.jsonl', '', '', '.md')
+    >>> reader_of("data/talks.jsonl.gz"), reader_of("HuggingFaceH4/ultrachat_200k"), reader_of("me/v1.5")
+    ('json', None, None)
     """
-    found = Path(place.removesuffix(".gz")).suffix
-    return found if found in FILES or place.count("/") != 1 else ""
+    return FILES.get(Path(place.removesuffix(".gz")).suffix)
 
 
 def _lora(lora: Lora, shapes: Model) -> Iterator[Unsupported]:

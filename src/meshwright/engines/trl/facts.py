@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.tables import PlanTable
 from meshwright.engines.trl import VERSION
 from meshwright.planner.engines import EngineFacts, Rule, Scope
 from meshwright.specs.features import AttentionKernel, Features, Preset
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Recompute, Schedule, Sharding
-
-DEGREES = ("tensor", "context", "pipeline", "expert")
-
-
-def _splits(plan: PlanTable) -> str:
-    return ", ".join(f"{name} {int(getattr(plan, name))}" for name in DEGREES if int(getattr(plan, name)) > 1)
 
 
 def _preset(_: Model, preset: Preset, device: Accelerator | None) -> Features:
@@ -43,7 +36,7 @@ FACTS = EngineFacts(
             name="data parallelism alone",
             scope=Scope.SHAPE,
             holds=lambda _, p: p.tensor * p.context * p.pipeline * p.expert * p.expert_tensor == 1,
-            says=lambda _, p: f"TRL splits neither layers nor sequences: {_splits(p)}",
+            says="TRL splits neither layers nor sequences: tensor, context, pipeline and expert must be 1",
         ),
         Rule(
             name="one group of shards",

@@ -15,7 +15,7 @@ from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.software_line import software_line
 from meshwright.engines.trainers.tables import table
 from meshwright.engines.trl import VERSION
-from meshwright.engines.trl.check import FILES, check, ending, module_of, source_of, weights_of
+from meshwright.engines.trl.check import at_home, check, module_of, reader_of, source_of, weights_of
 from meshwright.specs.features import AttentionKernel
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -33,15 +33,12 @@ def lower(run: Run, *, folder: Path) -> Launch:
     """Return the configuration and the command of every process. Raises InputError for what `check` refuses."""
     refuse("trl", check(run))
     plan = pinned_plan(run)
+    data = ("--dataset_name", "DATASET") if run.data.is_synthetic else ()
     return Launch(
-        argv=("python", "-m", "trl.scripts.sft", "--config", str(folder / CONFIGURATION), *_open_data(run)),
+        argv=("python", "-m", "trl.scripts.sft", "--config", str(folder / CONFIGURATION), *data),
         files={CONFIGURATION: configuration_text(run, plan, folder=folder)},
         num_processes=plan.num_devices,
     )
-
-
-def _open_data(run: Run) -> tuple[str, ...]:
-    return ("--dataset_name", "DATASET") if run.data.is_synthetic else ()
 
 
 def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
@@ -158,19 +155,16 @@ def _data(run: Run) -> dict[str, Any]:
     keys: dict[str, Any] = {"dataset_text_field": options["text"]} if "text" in options else {}
     if options.get("format") == "messages":
         keys["assistant_only_loss"] = True
-    if reader := FILES.get(ending(place)):
-        return {"datasets": [{"path": reader, "data_files": place, "split": "train"}], **keys}
-    named = {
-        "dataset_name": place,
-        "dataset_config": options.get("config"),
-        "dataset_train_split": options.get("split"),
-    }
-    return {key: value for key, value in named.items() if value is not None} | keys
+    config = {"name": options["config"]} if "config" in options else {}
+    reader = reader_of(place)
+    named = {"path": reader, "data_files": at_home(place)} if reader else {"path": place, **config}
+    return {"datasets": [named | {"split": options.get("split", "train")}], **keys}
 
 
 def _outputs(run: Run, folder: Path) -> dict[str, Any]:
     saves = run.train.checkpoint
-    keys: dict[str, Any] = {"output_dir": saves.folder if saves else str(folder / "output"), "save_strategy": "no"}
+    output = at_home(saves.folder) if saves else str(folder / "output")
+    keys: dict[str, Any] = {"output_dir": output, "save_strategy": "no"}
     if saves:
         keys |= {"save_strategy": "steps", "save_steps": saves.every_steps}
         keys |= {"save_total_limit": saves.keep} if saves.keep else {}

@@ -132,8 +132,9 @@ def test_data_are_named_in_the_words_of_its_script(tmp_path):
 
     assert "path: json" in (text := keys("talks.jsonl?format=messages"))
     assert "assistant_only_loss: true" in text
-    assert "dataset_name: me/v1.5" in (text := keys("me/v1.5?config=en&split=tests"))
-    assert "dataset_config: en\ndataset_train_split: tests" in text
+    assert "path: me/v1.5\n  name: en\n  split: train[:10%]" in keys("me/v1.5?config=en&split=train[:10%]")
+    assert "data_files: talks-?.jsonl" in keys("talks-?.jsonl")
+    assert f"data_files: {Path.home()}/a.parquet" in keys("~/a.parquet")
     assert "DATASET" in lower(made(), folder=tmp_path).argv
 
 
@@ -148,6 +149,15 @@ def test_data_are_named_in_the_words_of_its_script(tmp_path):
         ({"train": {}}, "train"), ({"train": {"steps": 4, "z_loss": 1e-4}}, "train.z_loss"),
         ({"data": {"sequence_length": 4096, "source": "python-stdlib"}}, "data.source"),
         ({"data": {"sequence_length": 4096, "source": "a/b/c.bin"}}, "data.source"),
+        *(
+            ({"data": {"sequence_length": 4096, "source": source}}, "data.source")
+            for source in (
+                "a.txt", "./folder", "a/b.zst", "a.jsonl?bogus=1", "a.jsonl?split=test", "me/d?revision=abc",
+                "me/d?format=preference",
+            )
+        ),
+        ({"weights": "Qwen/Qwen3-8B"}, "weights"), ({"model": "qwen-7b"}, "model"),
+        ({"model": "phi3-mini-128k"}, "model"),
         ({"data": {"sequence_length": 4096, "source": {"a": "a.jsonl", "b": "b.jsonl"}}}, "data.source"),
         ({"data": {"sequence_length": 4096, "source": "a.json?format=alpaca"}}, "data.source"),
         ({"data": {"sequence_length": 4096, "tokenizer": "bytes"}}, "data.tokenizer"),
