@@ -214,6 +214,8 @@ def request_for(
     here = folder or results_folder(run, resume=resume)
     there = _folder_in_pods(run.name, here, site, given) if place == KUBERNETES else here
     lowered = with_accelerator_file(find_engine(run.engine).lower(run, folder=there), run)
+    if "DATASET" in lowered.argv:
+        raise InputError("the command has no data set", got="data.source: synthetic", hint="name it: data.source")
     named = None if run.cluster_name == HERE else run.cluster
     if named is not None and len(named.node_sizes) > 1 and (num_nodes is None or devices_per_node is None):
         sizes = " and ".join(map(str, named.node_sizes))
@@ -240,7 +242,7 @@ def request_for(
         ),
         exclude=exclude,
         max_restarts=max_restarts,
-        checkpoints=run.train.checkpoint and run.train.checkpoint.folder,
+        checkpoints=run.train.checkpoint.folder if run.train.checkpoint and lowered.resumes else None,
         resume=resume,
         numa=site.numa or numa,
     )  # fmt: skip
@@ -295,7 +297,8 @@ def _environment(
 def _dispatch(place: str, request: LaunchRequest, site: Site, given: Given, *, here: Path) -> Dispatch:
     found = _dispatch_at(place, request, site, given, here=here)
     if request.checkpoints is None and (request.max_restarts or request.resume):
-        caution = "the run saves no checkpoints (train.checkpoint): a restart begins at the first step"
+        reason = "the run saves no checkpoints (train.checkpoint), or its program does not resume by itself"
+        caution = f"a restart begins at the first step: {reason}"
         return replace(found, notes=(*found.notes, caution))
     return found
 

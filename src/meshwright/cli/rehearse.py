@@ -44,7 +44,7 @@ def _plan_of(run: Run) -> Plan:
 def _require_possible(run: Run, plan: Plan) -> None:
     """Raise InfeasibleError if the engine cannot run the model and plan. The rehearsal has its own formats and data."""
     train = replace(run.train, steps=1, tokens=None, epochs=None, evaluate=None)
-    tried = replace(run, plan=plan, precision=PRECISIONS["fp32"], data=Data(), train=train)
+    tried = replace(run, engine="native", plan=plan, precision=PRECISIONS["fp32"], data=Data(), train=train)
     if problems := check(tried):
         raise InfeasibleError(
             f"the native engine cannot run {plan.describe()}: {'; '.join(map(str, problems))}",

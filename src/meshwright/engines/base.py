@@ -116,6 +116,7 @@ class Launch:
     files: Mapping[str, str]  # path below the folder of the results -> text; needed on every host
     env: Mapping[str, str] = field(default_factory=dict)  # for every process
     num_processes: int
+    resumes: bool = True  # a later start continues from the run's checkpoints
 
 
 class Start(Protocol):

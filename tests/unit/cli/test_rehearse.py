@@ -11,6 +11,7 @@ pytest.importorskip("torch")
 
 from meshwright import runfile
 from meshwright.catalog import lookup as catalog
+from meshwright.cli.rehearse import _require_possible
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.check import check_plan
 from meshwright.engines.native.rehearsal import RehearsalResult, rehearse, shrink
@@ -213,3 +214,9 @@ def test_without_torch_it_says_how_to_install_it(meshwright, run_file, monkeypat
     outcome = meshwright("rehearse", run_file)
     assert outcome.exit_code == 3
     assert f"hint: {install_command('torch')}" in outcome.stderr
+
+
+def test_formats_of_another_engine_do_not_forbid_a_rehearsal(run):
+    """TRL trains in bf16 alone, and a rehearsal in fp32, on the native engine."""
+    other = replace(run, engine="trl", plan=Plan(data_shard=2, sharding=Sharding.NONE))
+    _require_possible(other, other.plan)

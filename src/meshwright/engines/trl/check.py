@@ -41,10 +41,7 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 
 
 def weights_of(run: Run) -> str | None:
-    """Return the folder or repository whose weights are trained: that of the run, else the model's own on the hub.
-
-    A model without a family has the shapes of one, and a repository whose modules have names that nothing here knows.
-    """
+    """Return the weights of the run, else the model's own on the hub, whose family tells how its modules are called."""
     if run.weights is not None:
         return at_home(run.weights)
     try:
@@ -159,11 +156,7 @@ def source_of(source: str) -> tuple[str, Mapping[str, str]]:
 
 
 def reader_of(place: str) -> str | None:
-    """Return the reader of `datasets` for a file, by its ending; None: it has none.
-
-    >>> reader_of("data/talks.jsonl.gz"), reader_of("HuggingFaceH4/ultrachat_200k"), reader_of("me/v1.5")
-    ('json', None, None)
-    """
+    """Return the reader of `datasets` for a file, by its ending; None: it has none."""
     return FILES.get(Path(place.removesuffix(".gz")).suffix)
 
 
@@ -171,6 +164,9 @@ def _lora(lora: Lora, shapes: Model) -> Iterator[Unsupported]:
     for key in ("ranks", "alphas", "layers"):
         if getattr(lora, key):
             yield Unsupported(key=f"lora.{key}", reason="adapters of TRL's arguments have one size: leave it out")
+    if lora.modules_to_save and shapes.tied_embeddings:
+        reason = "without PEFT's `ensure_weight_tying`, which TRL does not set, the head keeps the frozen embedding"
+        yield Unsupported(key="lora.modules_to_save", reason=reason)
     if missing := [target for target in lora.targets if module_of(target, shapes) is None]:
         hint = "allowed: query, key, value" if QKV in missing else None
         reason = f"modules of {shapes.name} in transformers are not split so: {', '.join(missing)}"
@@ -180,9 +176,6 @@ def _lora(lora: Lora, shapes: Model) -> Iterator[Unsupported]:
 def module_of(target: str, shapes: Model) -> str | None:
     """Return the name in transformers of the module with the matrices of `target` and no others; None: there is none.
 
-    >>> from meshwright.catalog.models import model
-    >>> [module_of(target, model("llama3.1-8b")) for target in ("query", "qkv")]
-    ['q_proj', None]
     >>> [module_of(target, model("phi3-mini")) for target in ("query", "qkv", "gate", "down")]
     [None, 'qkv_proj', None, 'down_proj']
     """

@@ -38,6 +38,7 @@ def lower(run: Run, *, folder: Path) -> Launch:
         argv=("python", "-m", "trl.scripts.sft", "--config", str(folder / CONFIGURATION), *data),
         files={CONFIGURATION: configuration_text(run, plan, folder=folder)},
         num_processes=plan.num_devices,
+        resumes=False,  # with --resume_from_checkpoint alone, which a first start refuses
     )
 
 

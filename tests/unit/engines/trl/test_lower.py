@@ -164,6 +164,7 @@ def test_data_are_named_in_the_words_of_its_script(tmp_path):
         (QLORA | {"parallel": {"data_shard": 16, "sharding": "gradients"}}, "parallel.sharding"),
         (QLORA | {"lora": {"ranks": {"query": 4}}}, "lora.ranks"),
         (QLORA | {"lora": {"targets": ["qkv"]}}, "lora.targets"),
+        (QLORA | {"model": "llama3.2-1b", "lora": {"modules_to_save": ["embedding"]}}, "lora.modules_to_save"),
         ({"parallel": {"tensor": 2, "data_shard": 8, "sharding": "none"}}, "parallel"),
         ({"parallel": {"data_replicate": 2, "data_shard": 8}}, "parallel.data_replicate"),
     ],
@@ -171,6 +172,14 @@ def test_data_are_named_in_the_words_of_its_script(tmp_path):
 )  # fmt: skip
 def test_what_trl_lacks_is_refused(changes, key, tmp_path):
     assert key in {problem.key for problem in find_engine("trl").check(made(**changes))}
+
+
+def test_a_launch_needs_data_and_does_not_promise_to_resume(meshwright, tmp_path):
+    run = tmp_path / "run.yaml"
+    run.write_text(json.dumps(PLAIN | {"train": {"steps": 40, "checkpoint": {"folder": "saves", "every_steps": 4}}}))
+    start = ("launch", str(run), "--on", "slurm", "--dry-run")
+    assert ((done := meshwright(*start)).exit_code, "no data set" in done.stderr) == (2, True)
+    assert "begins at the first step" in meshwright(*start, "--set", "data.source=me/talks").stderr
 
 
 def test_nothing_is_started():
