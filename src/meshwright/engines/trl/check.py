@@ -64,9 +64,8 @@ def _weights(run: Run) -> Iterator[Unsupported]:
         hint = "--set weights=OWNER/NAME, or a folder"
         yield Unsupported(key="model", reason=f"{reason}{run.model.name}", hint=hint)
         return
-    known = model_of_repository(name)
-    is_folder = (Path(name) / "config.json").is_file()
-    built = model_from_path(name) if is_folder else model(known) if known else run.model
+    known, config = model_of_repository(name), Path(name) / "config.json"
+    built = model_from_path(config) if config.is_file() else model(known) if known else run.model
     sizes = ("hidden", "num_layers", "vocab", "ffn_hidden", "tied_embeddings", "attention")
     if differ := [size for size in sizes if getattr(built, size) != getattr(run.model, size)]:
         reason = f"TRL builds the model of {name}, whose {', '.join(differ)} differ from {run.model.name}"
@@ -98,9 +97,7 @@ def _training(run: Run) -> Iterator[Unsupported]:
         reason = "TRL evaluates on a split of the data set, which run files do not name"
         yield Unsupported(key="train.evaluate", reason=reason, hint="leave it out, and add eval_strategy to the file")
     if run.optimizer.states is not StateFormat.FP32:
-        yield Unsupported(
-            key="optimizer.states", reason="its AdamW in 8 bits rounds in blocks of its own: must be fp32"
-        )
+        yield Unsupported(key="optimizer.states", reason="its AdamW in 8 bits has blocks of its own: must be fp32")
 
 
 def _schedule(run: Run) -> Iterator[Unsupported]:
@@ -108,8 +105,15 @@ def _schedule(run: Run) -> Iterator[Unsupported]:
     if optimizer.schedule in WITHOUT_END and optimizer.final_ratio and optimizer.schedule != "constant":
         reason = f"{optimizer.schedule} of transformers has no last rate: must be 0"
         yield Unsupported(key="optimizer.final_ratio", reason=reason)
+    warm_up = optimizer.warmup_steps or optimizer.warmup_ratio
+    if optimizer.schedule is LearningRateSchedule.INVERSE_SQRT and not warm_up:
+        reason = "inverse_sqrt of transformers without a warm-up falls as after 10,000 steps: give warmup_steps"
+        yield Unsupported(key="optimizer.schedule", reason=reason)
     if optimizer.schedule is not LearningRateSchedule.WSD:
         return
+    if warm_up and optimizer.final_ratio:
+        reason = "the warm-up of warmup_stable_decay begins at the last rate: must be 0"
+        yield Unsupported(key="optimizer.final_ratio", reason=reason)
     if optimizer.decay_shape is DecayShape.EXPONENTIAL:
         reason = "warmup_stable_decay of transformers falls linearly, by a cosine or by a root"
         yield Unsupported(key="optimizer.decay_shape", reason=reason)

@@ -115,10 +115,9 @@ def _schedule(run: Run) -> dict[str, Any]:
         name = "constant_with_warmup" if warm_up else "constant"
     elif kind is LearningRateSchedule.COSINE and final:
         name, more = "cosine_with_min_lr", {"min_lr_rate": final}
-    elif kind is LearningRateSchedule.LINEAR and final:
-        name, more = "polynomial", {"power": 1.0, "lr_end": final * optimizer.learning_rate}
-    elif kind is LearningRateSchedule.POLYNOMIAL:
-        more = {"power": optimizer.power, "lr_end": final * optimizer.learning_rate}
+    elif kind is LearningRateSchedule.POLYNOMIAL or (kind is LearningRateSchedule.LINEAR and final):
+        power = optimizer.power if kind is LearningRateSchedule.POLYNOMIAL else 1.0
+        name, more = "polynomial", {"power": power, "lr_end": final * optimizer.learning_rate}
     elif kind is LearningRateSchedule.COSINE_WITH_RESTARTS:
         more = {"num_cycles": optimizer.cycles}
     elif kind is LearningRateSchedule.WSD:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -63,6 +64,28 @@ def test_rates_are_read_back(optimizer, tmp_path):
     for step in range(40):
         rates = [learning_rate(one.optimizer, step=step, num_steps=40) for one in (run, again)]
         assert rates[0] == pytest.approx(rates[1], rel=1e-9, abs=1e-16), step
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "constant", "wsd", "polynomial", "inverse_sqrt"])
+@pytest.mark.parametrize("warm_up", [{}, {"warmup_steps": 4}, {"warmup_ratio": 0.13}], ids=str)
+@pytest.mark.parametrize("final", [0.0, 0.1])
+def test_rates_are_those_of_transformers_one_step_later(schedule, warm_up, final, tmp_path):
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    run = made(optimizer={"schedule": schedule, "final_ratio": final, "learning_rate": 1e-3, **warm_up})
+    if find_engine("trl").check(run):
+        return  # refused: test_what_trl_lacks_is_refused
+    settings = YAML(typ="safe", pure=True).load(written(run, tmp_path))
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))], lr=settings["learning_rate"])
+    steps = settings["warmup_steps"]  # below 1: a share, which TrainingArguments.get_warmup_steps rounds up
+    schedule = transformers.get_scheduler(
+        settings["lr_scheduler_type"], optimizer, num_warmup_steps=steps if steps >= 1 else math.ceil(40 * steps),
+        num_training_steps=40, scheduler_specific_kwargs=settings.get("lr_scheduler_kwargs"),
+    )  # fmt: skip
+    for step in range(40):
+        optimizer.step()
+        schedule.step()
+        expected = learning_rate(run.optimizer, step=step, num_steps=40)
+        assert schedule.get_last_lr()[0] == pytest.approx(expected, rel=1e-9, abs=1e-15), step
 
 
 @pytest.mark.parametrize(
@@ -144,6 +167,8 @@ def test_data_are_named_in_the_words_of_its_script(tmp_path):
         ({"model": "qwen3-30b-a3b"}, "model.experts"), ({"model": {"base": "llama3.1-8b", "num_layers": 8}}, "model"),
         ({"precision": "fp32"}, "precision"), ({"optimizer": {"states": "int8"}}, "optimizer.states"),
         ({"optimizer": {"schedule": "cosine_with_restarts"}}, "optimizer.final_ratio"),
+        ({"optimizer": {"schedule": "wsd", "warmup_steps": 4, "final_ratio": 0.1}}, "optimizer.final_ratio"),
+        ({"optimizer": {"schedule": "inverse_sqrt", "final_ratio": 0.0}}, "optimizer.schedule"),
         ({"optimizer": {"schedule": "wsd", "decay_shape": "exponential"}}, "optimizer.decay_shape"),
         ({"optimizer": {"schedule": "wsd"}, "train": {"epochs": 1}}, "optimizer.schedule"),
         ({"train": {}}, "train"), ({"train": {"steps": 4, "z_loss": 1e-4}}, "train.z_loss"),
