@@ -31,6 +31,29 @@ cluster: h100-2x1
 train: {steps: 6}
 """
 SHARDED = "{data_shard: 2, sharding: parameters, recompute: full}"
+STARTED = """\
+# accelerate shards over GPUs alone: processes of a CPU are named as its FSDP asks for.
+import inspect, runpy, textwrap
+import accelerate.state as state
+import torch
+from accelerate.accelerator import Accelerator
+
+found = {}
+text = textwrap.dedent(inspect.getsource(state.AcceleratorState.__init__))
+changed = text.replace("DistributedType.MULTI_GPU,", "DistributedType.MULTI_GPU, DistributedType.MULTI_CPU,", 1)
+assert changed != text
+exec(changed, state.__dict__, found)
+state.AcceleratorState.__init__ = found["__init__"]
+clip = Accelerator.clip_grad_norm_
+
+def clipped(self, parameters, *args, **keys):
+    held = [p for p in parameters if p.grad is not None]
+    print("HELD", type(held[0]).__name__, {str(p.dtype) for p in held} | {str(p.grad.dtype) for p in held}, flush=True)
+    return clip(self, held, *args, **keys)
+
+Accelerator.clip_grad_norm_ = clipped
+runpy.run_module("trl.scripts.sft", run_name="__main__")
+"""
 ON_CPU = ("--use_cpu", "true", "--attn_implementation", "sdpa", "--bf16", "false", "--logging_steps", "1")
 
 
@@ -52,10 +75,13 @@ def test_losses_are_those_of_the_native_engine(parallel, tmp_path):
     meshwright(tmp_path, "export", "run.yaml", "--out", "files")
 
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command = [*torchrun, "-m", "trl.scripts.sft", "--config", "files/sft.yaml", *ON_CPU]
+    (tmp_path / "started.py").write_text(STARTED)
+    command = [*torchrun, "started.py", "--config", "files/sft.yaml", *ON_CPU]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
+    kind = "DTensor" if parallel == SHARDED else "Parameter"
+    assert f"HELD {kind} {{'torch.float32'}}" in done.stdout
     theirs = [float(loss) for loss in re.findall(r"'loss': '?([\d.]+)", done.stdout + done.stderr)]
 
     here = ["--set", "engine=native", "--set", "precision=fp32", "--set", "cluster=here", "--no-measure"]
