@@ -96,12 +96,11 @@ def value_of(estimate: Estimate) -> str:
 def interval_of(estimate: Estimate) -> str:
     """The two ends of the interval, in the unit of the value.
 
-        >>> from meshwright.records.measurement import ValueRange
-    from meshwright.specs.estimate import Tier
-        >>> interval_of(Estimate(value=0.5, low=0.4, high=0.6, unit="ratio", tier=Tier.DATASHEET))
-        '40.0 to 60.0 %'
-        >>> interval_of(Estimate(value=90.0, low=0.9, high=600, unit="s", tier=Tier.DATASHEET))
-        '0.90 to 600.00 s'
+    >>> from meshwright.specs.estimate import Tier
+    >>> interval_of(Estimate(value=0.5, low=0.4, high=0.6, unit="ratio", tier=Tier.DATASHEET))
+    '40.0 to 60.0 %'
+    >>> interval_of(Estimate(value=90.0, low=0.9, high=600, unit="s", tier=Tier.DATASHEET))
+    '0.90 to 600.00 s'
     """
     form = FORMATS[estimate.unit]
     if estimate.unit == "s" and 0 < estimate.value < LONG_STEP_S:
