@@ -1,4 +1,4 @@
-"""Parts of a run that TRL's trainer does not support, with reasons. Pure: TRL need not be installed."""
+"""Parts of a run that TRL's trainer does not support, with reasons. TRL need not be installed."""
 
 from __future__ import annotations
 
@@ -23,10 +23,8 @@ FILES = {
 """Readers of `datasets` by the ending of a file."""
 _OTHER_FILES = r"text|md|rst|py|tsv|feather|gz|bz2|xz|zst|bin|idx"
 _HUB_NAME = re.compile(rf"(?!python-stdlib$|.*\.({_OTHER_FILES})$)\w[\w.-]*(/\w[\w.-]*)?")
-WITHOUT_END = (
-    LearningRateSchedule.COSINE_WITH_RESTARTS, LearningRateSchedule.CONSTANT, LearningRateSchedule.INVERSE_SQRT,
-)  # fmt: skip
-"""Schedules whose last rate is no argument in transformers."""
+WITHOUT_END = (LearningRateSchedule.COSINE_WITH_RESTARTS, LearningRateSchedule.INVERSE_SQRT)
+"""Schedules that fall, and whose last rate is no argument in transformers."""
 HAS = ("train.label_smoothing", "train.neftune_alpha")
 
 
@@ -43,7 +41,7 @@ def check(run: Run) -> tuple[Unsupported, ...]:
 def weights_of(run: Run) -> str | None:
     """Return the weights of the run, else the model's own on the hub, whose family tells how its modules are called."""
     if run.weights is not None:
-        return at_home(run.weights)
+        return without_tilde(run.weights)
     try:
         is_own = model(run.model.name) == run.model and run.model.family
     except MeshwrightError:
@@ -51,7 +49,7 @@ def weights_of(run: Run) -> str | None:
     return own_repository(run.model.name) if is_own else None
 
 
-def at_home(place: str) -> str:
+def without_tilde(place: str) -> str:
     """Return a path without `~`, which TRL takes for a name; others as they are."""
     return str(Path(place).expanduser()) if place.startswith("~") else place
 
@@ -102,7 +100,7 @@ def _training(run: Run) -> Iterator[Unsupported]:
 
 def _schedule(run: Run) -> Iterator[Unsupported]:
     optimizer = run.optimizer
-    if optimizer.schedule in WITHOUT_END and optimizer.final_ratio and optimizer.schedule != "constant":
+    if optimizer.schedule in WITHOUT_END and optimizer.final_ratio:
         reason = f"{optimizer.schedule} of transformers has no last rate: must be 0"
         yield Unsupported(key="optimizer.final_ratio", reason=reason)
     warm_up = optimizer.warmup_steps or optimizer.warmup_ratio

@@ -1,4 +1,4 @@
-"""A run as a configuration of `trl sft`. Pure: TRL need not be installed.
+"""A run as a configuration of `trl sft`. TRL need not be installed.
 
 The keys are those of `engines/trainers/tables`, by which `import` reads the file back.
 """
@@ -15,7 +15,7 @@ from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.software_line import software_line
 from meshwright.engines.trainers.tables import table
 from meshwright.engines.trl import VERSION
-from meshwright.engines.trl.check import at_home, check, module_of, reader_of, source_of, weights_of
+from meshwright.engines.trl.check import check, module_of, reader_of, source_of, weights_of, without_tilde
 from meshwright.specs.features import AttentionKernel
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -157,13 +157,13 @@ def _data(run: Run) -> dict[str, Any]:
         keys["assistant_only_loss"] = True
     config = {"name": options["config"]} if "config" in options else {}
     reader = reader_of(place)
-    named = {"path": reader, "data_files": at_home(place)} if reader else {"path": place, **config}
+    named = {"path": reader, "data_files": without_tilde(place)} if reader else {"path": place, **config}
     return {"datasets": [named | {"split": options.get("split", "train")}], **keys}
 
 
 def _outputs(run: Run, folder: Path) -> dict[str, Any]:
     saves = run.train.checkpoint
-    output = at_home(saves.folder) if saves else str(folder / "output")
+    output = without_tilde(saves.folder) if saves else str(folder / "output")
     keys: dict[str, Any] = {"output_dir": output, "save_strategy": "no"}
     if saves:
         keys |= {"save_strategy": "steps", "save_steps": saves.every_steps}
