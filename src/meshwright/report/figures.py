@@ -110,16 +110,17 @@ def _fitted(spec: dict[str, Any], width: int, *, title: str, attributes: str) ->
     """The SVG text of a figure, `width` pixels wide with the labels of its axes, whose width only drawing tells."""
     import vl_convert
 
-    text = ""
+    text = fitting = ""
     for _ in range(3):  # other ticks have labels of another length
         text = vl_convert.vegalite_to_svg(_printable(spec)).replace('class="marks"', attributes, 1)
         text = text.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1)
         found = re.search(r' viewBox="0 0 ([\d.]+)', text)
         excess = float(found[1]) - width if found else 0.0
+        fitting = text if excess <= 2 else fitting
         if abs(excess) <= 2 or not isinstance(plot := spec.get("width"), int | float):
             break
         spec = {**spec, "width": plot - excess}
-    return text
+    return fitting or text  # a wider plot can gain a label that makes it too wide: then the narrower one
 
 
 def _printable(value: Any) -> Any:

@@ -204,7 +204,7 @@ SHOWN_ROWS = 200
 """Rows of a long table that are drawn at first; a button draws more of those that the page holds, packed."""
 
 
-MOST_ROOMY, MOST_DENSE = 7, 10
+MOST_ROOMY, MOST_DENSE = 6, 10
 """Columns of a table with wide gaps, and with narrow ones in half of a wide window. More take its whole width."""
 
 WIDE = ' class="wide"'

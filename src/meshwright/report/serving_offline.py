@@ -47,7 +47,7 @@ def rate_table(found: Sequence[OfflinePoint], comparison: OfflineComparison | No
             row += [f"{ratio:.3f}" if ratio else ""] if comparison else []
             rows.append(row)
     caption = "Measured together: all replicas at the same time. Input tokens: mean by the server's count."
-    caption += "".join(f" Extrapolated: {label}, output tokens/s." for label in factors)
+    caption += "".join(f" {label.capitalize()}, output tokens/s." for label in factors)
     if comparison and comparison.geometric_mean:
         caption += (
             f" Ratio of output tokens/s to --against: geometric mean {comparison.geometric_mean:.3f} over "
@@ -84,9 +84,11 @@ def offline_page(
     """The whole page."""
     usable = [p for p in found if p.point.is_usable]
     what = about["engine"] or about["server"] or "a server"
+    num = about["num_replicas"]
+    replicas = "1 replica" if num == 1 else f"{num} replicas measured together"
     lead = (
-        f"{what}, {about['num_replicas']} replicas measured together, {about['num_requests']} requests a batch, "
-        f"{len(usable)} of {about['num_pairs']} pairs of lengths measured."
+        f"{what}, {replicas}, {about['num_requests']} requests a batch, {len(usable)} of {about['num_pairs']} pairs "
+        "of input/output tokens measured."
     )
     shown = tables(found, comparison)
     sections = []
@@ -123,7 +125,7 @@ def rates_svg(usable: Sequence[OfflinePoint]) -> str:
         if p.extrapolated:
             rows.append({"pair": p.pair.name, "kind": "extrapolated", "rate": p.extrapolated.output_tokens_per_s})
     chart = alt.Chart(alt.Data(values=rows)).mark_bar(height=BAR / 2).encode(
-        x=alt.X("rate:Q", title="output tokens/s"), y=alt.Y("pair:N", sort=None, title="input/output tokens"),
+        x=alt.X("rate:Q", title="output tokens/s"), y=alt.Y("pair:N", sort=None, title=None),
         yOffset=alt.YOffset("kind:N", sort=["measured", "extrapolated"]),
         color=color_by("kind", {"measured": BLUE, "extrapolated": RED}),
     )  # fmt: skip

@@ -163,7 +163,7 @@ def extrapolation(point: ServingPoint, *, measured: int, wanted: int | None) -> 
         return None
     factor = wanted / measured
     return Extrapolation(
-        label=f"extrapolated x {factor:g} from {measured} measured replicas",
+        label=f"extrapolated x {factor:g} from {measured} measured {'replica' if measured == 1 else 'replicas'}",
         factor=factor,
         num_replicas=wanted,
         output_tokens_per_s=factor * point.output_tokens_per_s,
