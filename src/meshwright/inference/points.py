@@ -165,7 +165,7 @@ def source_key(text: str) -> str:
 def _conditions(row: CsvRow, said: Statements, value: float | None, assumed: list[str]) -> PointConditions:
     if not value:
         raise _RefusedError(PointReason.NO_VALUE)
-    quantity, per_device, scale = _quantity(row, said)
+    quantity, counted, scale = _quantity(row, said)
     model = _model(row, assumed)
     device = _accelerator(row)
     if said.value("disaggregated"):
@@ -201,38 +201,46 @@ def _conditions(row: CsvRow, said: Statements, value: float | None, assumed: lis
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
     except InfeasibleError as error:
         raise _RefusedError(PointReason.DOES_NOT_FIT, error.message) from None
-    measured = value * scale * (gpus if per_device else 1)
+    measured = value * scale * {"": 1, "device": gpus, "node": place.num_nodes}[counted]
     return PointConditions(served=served, load=load, engine=engine, limit=limit, quantity=quantity, measured=measured)
 
 
 # --- what was measured ---
 
-_OF_MEANS = re.compile(r"(?:^|_)(?:mean|median|p50|avg|average)(?=_|$)|_(?:ms|s|sec|seconds)$")
-_PER_DEVICE = re.compile(r"(?:/|_per_)(?:gpu|device)$")
+_IS_MEAN = re.compile(r"(?:^|_)(?:mean|median|p50|avg|average)(?=_|$)")
+_OF_MEANS = re.compile(_IS_MEAN.pattern + "|_(?:ms|s|sec|seconds)$")
+_PERCENTILE = re.compile(
+    r"(?:^|[;,.(] *)(?:values? (?:is|are) )?(?:the )?(?:p(?:75|9\d)|9\dth percentile)s?(?=$| *[;,.)])"
+)
+"""A clause that makes a number the percentile of its quantity. Fixed lengths have no tail: only means are predicted."""
+_PER = re.compile(r"(?:/|_per_)(?:(gpu|device)|(node|server))$")
 _SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
 
 
-def _quantity(row: CsvRow, said: Statements) -> tuple[Quantity, bool, float]:
-    """(quantity, is it per device, factor to SI)."""
+def _quantity(row: CsvRow, said: Statements) -> tuple[Quantity, str, float]:
+    """(quantity, "device" or "node" where it is of one of them, factor to SI)."""
     metric = re.sub(r"[^a-z0-9]+", "_", row.text("metric").lower()).strip("_")
-    metric = _OF_MEANS.sub("", metric).strip("_")
+    is_mean, metric = _IS_MEAN.search(metric), _OF_MEANS.sub("", metric).strip("_")
     unit = row.text("unit").lower()
     for pattern, ours in spellings()["units"].items():
         unit = re.sub(pattern, ours, unit)
     if unit == "tok/s/user":
-        return Quantity.USER_RATE, False, 1.0
-    name = _PER_DEVICE.sub("", metric)
+        return Quantity.USER_RATE, "", 1.0
+    name = _PER.sub("", metric)
     found = next((Quantity[quantity] for quantity, names in spellings()["metrics"].items() if name in names), None)
     if found is None:
         raise _RefusedError(PointReason.OTHER_METRIC, row.text("metric"))
     if found in (Quantity.OUTPUT_RATE, Quantity.TOTAL_RATE):
-        if _PER_DEVICE.sub("", unit) != "tok/s":
+        if _PER.sub("", unit) != "tok/s":
             raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
-        of_device = _PER_DEVICE.search(unit) or _PER_DEVICE.search(metric) or said.value("per_device")
-        return (Quantity.TOTAL_RATE if said.value("counts_inputs") else found), bool(of_device), 1.0
+        of_one = _PER.search(unit) or _PER.search(metric)
+        counted = "node" if of_one and of_one[2] else "device" if of_one or said.value("per_device") else ""
+        return (Quantity.TOTAL_RATE if said.value("counts_inputs") else found), counted, 1.0
     if unit not in _SECONDS:
         raise _RefusedError(PointReason.UNKNOWN_UNIT, row.text("unit"))
-    return found, False, _SECONDS[unit]
+    if _PERCENTILE.search(row.text("note").lower()) and not is_mean:
+        raise _RefusedError(PointReason.OTHER_METRIC, "a percentile of it, by the note")
+    return found, "", _SECONDS[unit]
 
 
 # --- what was served ---

@@ -120,7 +120,7 @@ def test_what_nothing_takes_is_listed(point):
     texts = (
         "--enforce-eager", "no CUDA graphs", "torch.compile off", "--gpu-memory-utilization 0.95", "power limit 500 W",
         "MIG 1g", "DeepEP", "two-batch overlap", "EPLB", "int4 weights", "requests arrive at 5 req/s",
-        "static batching", "--cpu-offload-gb 10", "p99", "ShareGPT prompts", "chunked prefill off",
+        "static batching", "--cpu-offload-gb 10", "ShareGPT prompts", "chunked prefill off",
         "MTP on/off NOT recorded",
     )  # fmt: skip
     _check_texts(point, "note", dict.fromkeys(texts, True), lambda p: bool(p.unread))
@@ -204,10 +204,18 @@ def test_metrics_and_units_in_words(point):
         (("TTFT (mean)", "seconds", ""), (first, 15.65)),
         (("p99 TPOT", "ms", ""), PointReason.OTHER_METRIC),
         (("prefill throughput", "tok/s", ""), PointReason.OTHER_METRIC),
-        (("output_throughput", "tok/s/node", ""), PointReason.UNKNOWN_UNIT),
+        (("output_throughput", "tok/s/node", ""), (rate, 15.65)),  # of one node
+        (("throughput per node", "tokens/s", ""), (rate, 15.65)),
+        (("ttft", "ms", "P99"), PointReason.OTHER_METRIC),
+        (("tpot", "ms", "100 prompts; values are the 99th percentile"), PointReason.OTHER_METRIC),
+        (("mean_tpot_ms", "ms", "p99"), (gap, 0.01565)),
+        (("tpot", "ms", "p99 was 31 ms"), (gap, 0.01565)),
+        (("output_throughput", "tok/s", "p99"), (rate, 15.65)),
     ]
     texts = [(dict(zip(("metric", "unit", "note"), cells, strict=True)), expected) for cells, expected in cases]
     _check_texts(point, "", texts, lambda p: (p.conditions.quantity, pytest.approx(p.conditions.measured, rel=1e-9)))
+    two_nodes = point(gpus="16", parallelism="TP8", metric="output_throughput", unit="tok/s/node", value="100")
+    assert two_nodes.conditions.measured == 200
 
 
 def test_the_engine_is_named_in_any_words(point):
