@@ -41,6 +41,7 @@ class MemoryConstants(Table):
     gathers_matrices: Array  # FSDP gathers one matrix after the other, embedding and head too, not layers
     gathers_keys: Array  # keys and values of all context ranks are gathered, and kept for the backward pass
     frozen_in_16_bits: Array  # frozen weights stay in 16 bits under recipes that multiply in fewer
+    frozen_bytes: Array  # of a frozen weight that is wider than its GEMMs' inputs; 0: as `frozen_in_16_bits` says
     splits_logits: Array  # logits stay split over tensor ranks in the loss
     logits_bytes: Array  # per logit at the loss's peak: 16-bit logits and gradient, fp32 copies
     frees_head: Array  # logits and their gradient are gone before a layer is recomputed

@@ -142,6 +142,7 @@ def state_rates(
     # Frozen weights have no master to be rounded from: they are kept in the format they multiply in.
     narrow = np.minimum(precision.weight_bytes, precision.linear_input_bytes)
     frozen_weight = np.where(constants.frozen_in_16_bits > 0, precision.weight_bytes, narrow)
+    frozen_weight = _stated(constants.frozen_bytes, frozen_weight)
     in_codes = model.quantised_bytes > 0
     second = constants.second_gradient_bytes * (full.gradients > 2) * (plan.data > 1) * (1 - sharded * 1)
     second = second + constants.bucket_gradient_bytes * (plan.data > 1) * (plan.sharding < Sharding.GRADIENTS)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,17 +66,19 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     task = lora_task(settings, kind=kind, model=named_model(model["model"]))
     pairs = _preference(settings, task)
     parallel = _parallel(settings, target)
-    precision, is_wide = _precision(settings, is_full=not task)
+    precision, wide = _precision(settings, is_full=not task)
+    batch = _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"])
+    _note_whole_gradients(settings, parallel, batch, is_full=not task)
     content: dict[str, Any] = {
         **model,
         "data": {"sequence_length": (settings.count("sequence_length") or 0) * (2 if pairs else 1)},
-        "batch": _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"]),
+        "batch": batch,
         "optimizer": _optimizer(settings),
         "precision": precision,
         "cluster": cluster,
         "parallel": parallel,
         "engine": "native",
-        "stack": _stack(settings, target, precision=precision, is_wide=is_wide),
+        "stack": _stack(settings, target, precision=precision, wide=wide),
         "train": _train(settings) | pairs,
         **task,
     }
@@ -334,6 +336,22 @@ def _batch(settings: Settings, *, ranks: int) -> dict[str, Any]:
     return {"global_sequences": found, "micro": micro}
 
 
+def _note_whole_gradients(
+    settings: Settings, parallel: Mapping[str, Any], batch: Mapping[str, Any], *, is_full: bool
+) -> None:
+    """Note that FSDP under accelerate reduces after the last micro-batch of a step, and keeps whole gradients before.
+
+    transformers 5.24.0, trainer.py: micro-batches before the last run under `no_sync` unless `sync_each_batch` is set.
+    """
+    ranks = parallel["data_shard"] * parallel["data_replicate"]
+    is_sharded = parallel["sharding"] in ("gradients", "parameters") and parallel["data_shard"] > 1
+    is_reduced = settings.truth("reduces_each_pass") or "zero_stage" in settings.given or not is_full
+    is_single = batch["global_sequences"] == batch["micro"] * ranks
+    if settings.table.framework == "transformers" and is_sharded and not (is_reduced or is_single):
+        key = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+        settings.notes += not_estimated([f"whole gradients between micro-batches, as {key} is not set"])
+
+
 def _optimizer(settings: Settings) -> dict[str, Any]:
     name, _, states = (settings.text("optimizer") or "adamw").partition(" ")
     if settings.truth("muon"):
@@ -437,8 +455,8 @@ def _train(settings: Settings) -> dict[str, Any]:
     return found | ({"epochs": epochs} if epochs else {})
 
 
-def _precision(settings: Settings, *, is_full: bool) -> tuple[str, bool]:
-    """Return the precision, and whether trained weights are in 32 bits beside a narrower one."""
+def _precision(settings: Settings, *, is_full: bool) -> tuple[str, str]:
+    """Return the precision, and which weights are in 32 bits beside a narrower one: "trained", "all" or none."""
     named, _, wide = (settings.text("precision") or "").partition(" ")
     switches = ("fp8", "bf16", "bf16_weights", "fp16", "fp16_weights", "pure_bf16")
     stated = [name for name in switches if name in settings.given and settings.truth(name)]
@@ -447,18 +465,21 @@ def _precision(settings: Settings, *, is_full: bool) -> tuple[str, bool]:
     if not stated and not named and "bf16" not in settings.given and settings.truth("bf16"):
         stated = ["bf16"]  # a default
     found = stated[0].removeprefix("pure_").partition("_")[0] if stated else named or "fp32"
-    is_wide = bool(wide) or settings.text("weights_format") == "fp32" or "zero_stage" in settings.given
+    loads_wide = settings.text("weights_format") == "fp32"
+    is_wide = bool(wide) or loads_wide or settings.text("trained_format") == "fp32" or "zero_stage" in settings.given
     is_wide |= not is_full  # PEFT casts adapters to fp32 (autocast_adapter_dtype)
     is_wide &= found != "fp32" and not settings.truth("pure_bf16")
     if is_wide and is_full and settings.table.framework != "transformers":
         settings.notes += not_estimated([f"weights and optimizer states in 32 bits beside {found}"])
-    return found, is_wide
+    stays_wide = loads_wide and "zero_stage" not in settings.given  # DeepSpeed casts the whole model
+    return found, "" if not is_wide else "all" if stays_wide and not is_full else "trained"
 
 
-def _stack(settings: Settings, cluster: Cluster, *, precision: str, is_wide: bool) -> dict[str, Any]:
+def _stack(settings: Settings, cluster: Cluster, *, precision: str, wide: str) -> dict[str, Any]:
     """Return the trainer's software, and switches that it states."""
     name = settings.table.framework
-    found: dict[str, Any] = {"framework": f"{name}-fp32" if is_wide and name == "transformers" else name}
+    by_weights = {"trained": "transformers-fp32", "all": "transformers-fp32-base"}
+    found: dict[str, Any] = {"framework": by_weights.get(wide, name) if name == "transformers" else name}
     found |= {"compiles": True} if settings.truth("compile") else {}
     if "zero_stage" in settings.given and precision == "bf16":
         found["gradient_format"] = "bf16"  # DeepSpeed reduces gradients in the format of training

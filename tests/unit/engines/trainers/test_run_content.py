@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from meshwright.answers.run_estimate import estimate_run
 from meshwright.answers.run_import import import_configuration
 from meshwright.catalog import huggingface
 from meshwright.engines.native.check import check
@@ -483,6 +484,26 @@ def test_weights_in_32_bits_are_estimated(read):
     assert read(LLAMA_FACTORY | full).stack.framework == "transformers-fp32"
     assert read(LLAMA_FACTORY | full | {"pure_bf16": True}).stack.framework == "transformers"
     assert not any("in 32 bits" in note for note in read.notes)
+
+
+def test_a_base_that_trl_loads_in_32_bits_takes_twice_the_memory(read):
+    without = {key: value for key, value in TRL.items() if key != "load_in_4bit"}
+    wide, narrow = (read(without | {"dtype": dtype}) for dtype in ("float32", "bfloat16"))
+    assert [run.stack.framework for run in (wide, narrow)] == ["transformers-fp32-base", "transformers-fp32"]
+    weights = [estimate_run(run).memory_of_ranks[0].parts_bytes["weights"] for run in (wide, narrow)]
+    assert 1.9 < weights[0] / weights[1] < 2.0  # adapters have 32 bits in both
+    assert read(LLAMA_FACTORY | {"quantization_bit": None}).stack.framework == "transformers-fp32"
+
+
+def test_whole_gradients_of_accumulation_under_fsdp_are_noted(read):
+    full = AXOLOTL | {"accelerator_config": {}}
+    each = AXOLOTL | {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    lora = AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
+    for content, is_noted in (
+        (full, True), (each, False), (full | {"gradient_accumulation_steps": 1}, False), (lora, False),
+    ):  # fmt: skip
+        read(content)
+        assert any("whole gradients between micro-batches" in note for note in read.notes) == is_noted
 
 
 def test_each_project_is_recognised_by_its_keys(read, tmp_path):
