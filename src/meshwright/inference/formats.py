@@ -54,6 +54,10 @@ def _table(of: str) -> Mapping[str, StorageFormat]:
 WEIGHT_FORMATS, CACHE_FORMATS = _table("weights"), _table("cache")
 
 
+GROUPS = range(8, 2**16 + 1)
+"""Values that may share a scale: from less than any kernel has to a whole row."""
+
+
 def weight_format(name: str, accelerator: Accelerator) -> StorageFormat:
     """The weight format `name`; `fp4` is the block format of the accelerator's vendor. Raises UnknownNameError.
 
@@ -62,7 +66,7 @@ def weight_format(name: str, accelerator: Accelerator) -> StorageFormat:
     """
     base, has_size, size = name.strip().lower().partition("-g")
     found = next((f for f in WEIGHT_FORMATS.values() if base in (f.name, *f.other_names)), None)
-    if found is None or (has_size and not (found.group_bits and size.isdecimal() and int(size))):
+    if found is None or (has_size and not (found.group_bits and size.isdecimal() and int(size) in GROUPS)):
         return _named("precision", name, WEIGHT_FORMATS, accelerator)
     if not has_size:
         return found
