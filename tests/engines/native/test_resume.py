@@ -101,29 +101,42 @@ def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed,
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("sections", "steps"), [(ALONE, 1000), (FSDP, 1000)], ids=["one process", "two processes"])
-def test_a_dozen_of_interrupted_runs_are_one_run(tiny_run, tmp_path, monkeypatch, sections, steps, undisturbed):
-    """A soak: killed or asked to stop at any moment, while they start, too. Nothing of them is left."""
+def test_a_dozen_of_interrupted_runs_are_one_run(
+    tiny_run, tmp_path, monkeypatch, sections, steps, undisturbed, request
+):
+    """A soak: killed or asked to stop at any moment, while they start, too. Nothing of them is left.
+
+    `--soak-hours` repeats it with other moments for so long.
+    """
+    until, seed = time.monotonic() + 3600 * request.config.getoption("soak_hours"), 7
+    while seed == 7 or time.monotonic() < until:
+        with monkeypatch.context() as patch:
+            soak(tiny_run, tmp_path / str(seed), patch, sections, steps, undisturbed, seed=seed)
+        seed += 1
+
+
+def soak(tiny_run, tmp_path, patch, sections, steps, undisturbed, *, seed):
+    tmp_path.mkdir()
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     script = tmp_path / "temporary.py"
     script.write_text("import tempfile\ntempfile.tempdir = None\n")
     sections = sections | {"train": f"{{steps: {steps}, checkpoint: {{folder: saved, every_steps: 25, keep: 2}}}}"}
     training = tiny_run(tmp_path / "cut", **sections)
-    chance, endings = random.Random(7), []
-    with monkeypatch.context() as patch:
-        patch.setenv("TMPDIR", str(temporary))
-        while len(endings) < 12:
-            process = training.start("--resume-or-begin", script=script)
-            time.sleep(chance.uniform(0.1, 1.1))
-            if process.poll() is not None:
-                break
-            if chance.random() < 0.4:
-                process.send_signal(signal.SIGTERM)
-                process.communicate(timeout=60)
-            else:
-                kill_group(process)
-            endings.append(process.returncode)
-        training.train("--resume-or-begin", script=script)
+    chance, endings = random.Random(seed), []
+    patch.setenv("TMPDIR", str(temporary))
+    while len(endings) < 12:
+        process = training.start("--resume-or-begin", script=script)
+        time.sleep(chance.uniform(0.1, 1.1))
+        if process.poll() is not None:
+            break
+        if chance.random() < 0.4:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=60)
+        else:
+            kill_group(process)
+        endings.append(process.returncode)
+    training.train("--resume-or-begin", script=script)
     assert min(endings.count(-signal.SIGKILL), endings.count(128 + signal.SIGTERM)) > 2
     whole = undisturbed(sections)
     assert training.losses() == whole.losses()
