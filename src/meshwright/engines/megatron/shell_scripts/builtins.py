@@ -8,9 +8,9 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import bracket_holds
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
+from meshwright.engines.megatron.shell_scripts.parsing import parse_script
 from meshwright.engines.megatron.shell_scripts.state import MAX_LENGTH, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import ShellAssignment, ShellWord, SimpleCommand, Word
 from meshwright.errors import InputError

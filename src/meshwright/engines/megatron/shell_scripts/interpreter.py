@@ -21,10 +21,10 @@ from meshwright.engines.megatron.shell_scripts.builtins import (
     script_file,
     script_text,
 )
-from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
 from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
+from meshwright.engines.megatron.shell_scripts.parsing import parse_script
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText, either_of
 from meshwright.engines.megatron.shell_scripts.syntax import (
     AndOrList,
@@ -36,7 +36,6 @@ from meshwright.engines.megatron.shell_scripts.syntax import (
     ForCommand,
     FunctionDefinition,
     GroupCommand,
-    GroupKind,
     IfCommand,
     Part,
     ShellAssignment,
@@ -297,7 +296,7 @@ class Interpreter:
         return False
 
     def _group(self, command: GroupCommand) -> Status:
-        if command.kind is GroupKind.BRACES:
+        if not command.is_subshell:
             return self.run(command.body)
         inner = self.nested(self.variables.subshell())
         inner.output = self.output

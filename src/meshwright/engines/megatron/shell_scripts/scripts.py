@@ -1,6 +1,6 @@
 """Shell scripts that call Megatron-LM, read without running them: the arguments of `pretrain_gpt.py`.
 
-`commands` parses the grammar of bash, `interpreter` executes it: variables, arrays, conditions, loops, functions,
+`parsing` parses the grammar of bash, `interpreter` executes it: variables, arrays, conditions, loops, functions,
 `eval`, `bash -c` and here-documents. Every token is parsed; what is not supported raises InputError with its line.
 A variable that is not set expands to itself, `$NAME`: a reader that needs its value raises an error, and conditions
 treat it as empty, as the shell does.
@@ -16,8 +16,8 @@ from itertools import takewhile
 from pathlib import Path
 
 from meshwright.engines.megatron.shell_scripts.builtins import Leave
-from meshwright.engines.megatron.shell_scripts.commands import parse_script
 from meshwright.engines.megatron.shell_scripts.interpreter import Findings, Interpreter
+from meshwright.engines.megatron.shell_scripts.parsing import parse_script
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.errors import InputError

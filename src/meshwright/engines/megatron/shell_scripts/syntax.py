@@ -1,4 +1,4 @@
-"""Syntax tree of a shell script: what `words` and `commands` parse and `interpreter` executes.
+"""Syntax tree of a shell script: what `parsing` returns and `interpreter` executes.
 
 A word consists of parts: literal text, parameters (`$NAME`, `${NAME:-word}`), arithmetic (`$((...))`) and outputs of
 commands (`$(...)`). Each part knows whether it is quoted, because unquoted values are split at blanks.
@@ -7,7 +7,6 @@ commands (`$(...)`). Each part knows whether it is quoted, because unquoted valu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import Enum
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +133,6 @@ class IfCommand:
 
     branches: tuple[tuple[Body, Body], ...]  # condition, body
     otherwise: Body
-    line: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +141,6 @@ class CaseCommand:
 
     word: ShellWord
     clauses: tuple[tuple[tuple[ShellWord, ...], Body, str], ...]
-    line: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,19 +172,12 @@ class WhileCommand:
     line: int
 
 
-class GroupKind(Enum):
-    """Kinds of groups: a subshell has variables of its own."""
-
-    BRACES = "braces"
-    SUBSHELL = "subshell"
-
-
 @dataclass(frozen=True, kw_only=True)
 class GroupCommand:
-    """`{ ...; }` and `( ... )`."""
+    """`{ ...; }` and `( ... )`, which has variables of its own."""
 
     body: Body
-    kind: GroupKind
+    is_subshell: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
