@@ -147,7 +147,7 @@ def _let(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Statu
     for word in words[1:]:
         before = dict(shell.variables.values)
         try:
-            value = shell.expander.integer(word.text, line=command.line, unset_is_zero=True)
+            value = shell.expander.at(command.line).integer(word.text, unset_is_zero=True)
         except UnknownValueError:
             return None
         shell.blur(before, line=command.line)
@@ -225,14 +225,6 @@ def _bracket(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> S
     return bracket_holds(inside, shell.expander, line=command.line)
 
 
-def _true(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
-    return True
-
-
-def _false(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
-    return False
-
-
 def _alias(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
     raise InputError(f"{shell.where(command.line)}: alias is not supported")
 
@@ -244,8 +236,8 @@ BUILTINS: dict[str, Builtin] = {
     **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), _read),
     **dict.fromkeys(("source", "."), _source),
     **dict.fromkeys(("[", "test"), _bracket),
-    **dict.fromkeys((":", "true", "exec",  "trap", "ulimit", "umask", "shopt", "wait", "enable", "hash"), _true),
+    **dict.fromkeys(": true exec trap ulimit umask shopt wait enable hash".split(), lambda *_: True),
     "shift": _shift, "set": _set, "unset": _unset, "echo": _echo, "printf": _printf, "let": _let, "eval": _eval,
-    "false": _false, "alias": _alias,
+    "false": lambda *_: False, "alias": _alias,
 }  # fmt: skip
 """Functions of the shell's own commands, by name."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
-from meshwright.engines.megatron.shell_scripts.expansion import Expander, expand, joined, pattern_of
+from meshwright.engines.megatron.shell_scripts.expansion import Expander
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.state import UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import Literal, ShellWord
@@ -37,7 +37,7 @@ def negated(value: bool | None) -> bool | None:
 
 def bracket_holds(words: list[ShellWord], expander: Expander, *, line: int) -> bool | None:
     """Return the value of `[ ... ]` with these words between the brackets."""
-    expander = replace(expander, unset_is_empty=True)
+    expander = replace(expander, unset_is_empty=True, line=line)
     tokens: list[Token] = []
     for word in words:
         if word.bare in ("-a", "-o", "!", "(", ")"):
@@ -46,22 +46,22 @@ def bracket_holds(words: list[ShellWord], expander: Expander, *, line: int) -> b
             tokens += _tokens(word, expander)
     if not tokens:
         return False
-    return _Test(tokens=tokens, expander=expander, line=line, has_patterns=False).value()
+    return _Test(tokens=tokens, expander=expander, has_patterns=False).value()
 
 
 def _tokens(word: ShellWord, expander: Expander) -> list[Token]:
     """Return a word, or the words into which it is split."""
-    whole = joined(word, expander)
+    whole = expander.joined(word)
     if isinstance(whole, UnknownText):
         return [whole]
-    return [ShellWord(parts=(Literal(text=one.text),), line=word.line) for one in expand(word, expander)]
+    return [ShellWord(parts=(Literal(text=one.text),), line=word.line) for one in expander.words(word)]
 
 
 def test_holds(tokens: tuple[ShellWord | str, ...], expander: Expander, *, line: int) -> bool | None:
     """Return the value of `[[ ... ]]`."""
-    expander = replace(expander, unset_is_empty=True)
+    expander = replace(expander, unset_is_empty=True, line=line)
     found: list[Token] = ["!" if isinstance(one, ShellWord) and one.bare == "!" else one for one in tokens]
-    return _Test(tokens=found, expander=expander, line=line, has_patterns=True).value()
+    return _Test(tokens=found, expander=expander, has_patterns=True).value()
 
 
 @dataclass(kw_only=True)
@@ -70,7 +70,6 @@ class _Test:
 
     tokens: list[Token]
     expander: Expander
-    line: int
     has_patterns: bool  # [[ ]]: the right side of == is a pattern
     at: int = 0
 
@@ -85,7 +84,7 @@ class _Test:
             token if isinstance(token, str) else "$?" if isinstance(token, UnknownText) else self.shown(token)
             for token in self.tokens
         )
-        return InputError(f"{self.expander.where(self.line)}: a condition that is not supported", got=shown)
+        return InputError(f"{self.expander.where}: a condition that is not supported", got=shown)
 
     def shown(self, word: ShellWord) -> str:
         return "".join(part.source if hasattr(part, "source") else part.text for part in word.parts)  # pyright: ignore
@@ -159,12 +158,12 @@ class _Test:
     def text(self, token: Token) -> str | UnknownText:
         if isinstance(token, str | UnknownText):
             return token
-        return joined(token, self.expander)
+        return self.expander.joined(token)
 
     def equal(self, left: Token, right: Token) -> bool | None:
         first = self.text(left)
         second = (
-            pattern_of(right, self.expander) if self.has_patterns and isinstance(right, ShellWord) else self.text(right)
+            self.expander.pattern(right) if self.has_patterns and isinstance(right, ShellWord) else self.text(right)
         )
         if isinstance(first, UnknownText) or isinstance(second, UnknownText):
             return None
@@ -182,7 +181,7 @@ class _Test:
                 numbers.append(int(text))
                 continue
             try:
-                numbers.append(self.expander.integer(text, line=self.line, unset_is_zero=True))
+                numbers.append(self.expander.integer(text, unset_is_zero=True))
             except UnknownValueError:
                 return None
         return ORDERS[kind]((numbers[0] > numbers[1]) - (numbers[0] < numbers[1]))

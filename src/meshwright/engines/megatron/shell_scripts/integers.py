@@ -10,8 +10,8 @@ from meshwright.engines.megatron.shell_scripts.state import ShellVariables, Unkn
 from meshwright.errors import InputError
 
 TOKEN = re.compile(
-    r"\s*(?:(\d+#\w+|0[xX][\da-fA-F]+|\d+)|([A-Za-z_]\w*)"
-    r"|(\+\+|--|\*\*=?|<<=?|>>=?|[-+*/%<>=!&|^]=|&&|\|\||[-+*/%<>=!&|^~?:,()]))"
+    r"\d+#\w+|0[xX][\da-fA-F]+|\d+|[A-Za-z_]\w*"
+    r"|\+\+|--|\*\*=?|<<=?|>>=?|[-+*/%<>=!&|^]=|&&|\|\||[-+*/%<>=!&|^~?:,()]"
 )
 ASSIGNING = ("=", "+=", "-=", "*=", "/=", "%=")
 LEVELS = (("||",), ("&&",), ("|",), ("^",), ("&",), ("==", "!="), ("<", ">", "<=", ">="), ("<<", ">>"), ("+", "-"),
@@ -43,18 +43,14 @@ def integer_of(text: str, variables: ShellVariables, *, where: str, unset_is_zer
 
     Raises UnknownValueError for a value that is not known, InputError for what is no expression.
     """
-    tokens, at = [], 0
-    while text[at:].strip():
-        found = TOKEN.match(text, at)
-        if found is None:
-            raise InputError(f"{where}: arithmetic that is not supported", got=text)
-        tokens.append(found.group().strip())
-        at = found.end()
-    if not tokens:
-        return 0
+    tokens = TOKEN.findall(text)
     parser = _Expression(
         tokens=tokens, variables=variables, where=where, text=text, unset_is_zero=unset_is_zero, depth=depth
     )
+    if "".join(tokens) != re.sub(r"\s", "", text):
+        raise parser.error()
+    if not tokens:
+        return 0
     try:
         value = parser.comma()
     except (ZeroDivisionError, ValueError, RecursionError):
@@ -82,10 +78,15 @@ class _Expression:
 
     def next(self, *allowed: str) -> str:
         """Pass one of `allowed` and return it, or return an empty text."""
-        if self.at < len(self.tokens) and self.tokens[self.at] in allowed:
-            self.at += 1
-            return self.tokens[self.at - 1]
-        return ""
+        token = self.peek()
+        if token not in allowed:
+            return ""
+        self.at += 1
+        return token
+
+    def peek(self, ahead: int = 0) -> str:
+        """Return a token that follows, or an empty text behind the last one."""
+        return "".join(self.tokens[self.at + ahead : self.at + ahead + 1])
 
     def comma(self) -> int:
         value = self.assignment()
@@ -94,16 +95,12 @@ class _Expression:
         return value
 
     def assignment(self) -> int:
-        name = self.tokens[self.at] if self.at < len(self.tokens) else ""
-        if name.isidentifier() and self.tokens[self.at + 1 : self.at + 2] and (self.tokens[self.at + 1] in ASSIGNING):
-            operator = self.tokens[self.at + 1]
-            self.at += 2
-            value = self.assignment()
-            if operator != "=":
-                value = OPERATIONS[operator[:-1]](self.variable(name), value)
-            self.store(name, value)
-            return value
-        return self.choice()
+        name, operator = self.peek(), self.peek(1)
+        if not name.isidentifier() or operator not in ASSIGNING:
+            return self.choice()
+        self.at += 2
+        value = self.assignment()
+        return self.store(name, value if operator == "=" else OPERATIONS[operator[:-1]](self.variable(name), value))
 
     def choice(self) -> int:
         value = self.level(0)
@@ -136,13 +133,11 @@ class _Expression:
 
     def unary(self) -> int:
         if operator := self.next("++", "--"):
-            name = self.tokens[self.at] if self.at < len(self.tokens) else ""
-            if name.isidentifier():
-                self.at += 1
-                value = self.variable(name) + (1 if operator == "++" else -1)
-                self.store(name, value)
-                return value
-            return self.unary()
+            name = self.peek()
+            if not name.isidentifier():
+                return self.unary()
+            self.at += 1
+            return self.store(name, self.variable(name) + (1 if operator == "++" else -1))
         if operator := self.next("!", "-", "+", "~"):
             value = self.unary()
             return {"!": int(not value), "-": -value, "+": value, "~": ~value}[operator]
@@ -151,11 +146,9 @@ class _Expression:
             if not self.next(")"):
                 raise self.error()
             return value
-        if self.at >= len(self.tokens):
-            raise self.error()
-        token = self.tokens[self.at]
+        token = self.peek()
         self.at += 1
-        if token[0].isdigit():
+        if token[:1].isdigit():
             # Decimal, octal with a leading 0, hexadecimal, or BASE#DIGITS.
             base, _, digits = token.rpartition("#")
             if base:
@@ -170,9 +163,10 @@ class _Expression:
             self.store(token, value + (1 if operator == "++" else -1))
         return value
 
-    def store(self, name: str, value: int) -> None:
+    def store(self, name: str, value: int) -> int:
         if not self.skips:
             self.variables.set(name, str(value))
+        return value
 
     def variable(self, name: str) -> int:
         if self.skips:

@@ -22,7 +22,7 @@ from meshwright.engines.megatron.shell_scripts.builtins import (
     script_text,
 )
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
-from meshwright.engines.megatron.shell_scripts.expansion import Expander, as_written, expand, joined, pattern_of
+from meshwright.engines.megatron.shell_scripts.expansion import Expander
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
 from meshwright.engines.megatron.shell_scripts.parsing import parse_script
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText, either_of
@@ -185,12 +185,12 @@ class Interpreter:
                 return self._arithmetic(command.expression, command.line)
 
     def _arithmetic(self, expression: tuple[Part, ...], line: int) -> Status:
-        text = joined(ShellWord(parts=expression, line=line), self.expander)
+        text = self.expander.joined(ShellWord(parts=expression, line=line))
         if isinstance(text, UnknownText):
             return None
         try:
             before = dict(self.variables.values)
-            value = self.expander.integer(text, line=line, unset_is_zero=True)
+            value = self.expander.at(line).integer(text, unset_is_zero=True)
         except UnknownValueError:
             return None
         self.blur(before, line=line)
@@ -225,12 +225,13 @@ class Interpreter:
         return self.run(command.otherwise)
 
     def _case(self, command: CaseCommand) -> Status:
-        text = joined(command.word, self.expander_of_conditions)
+        expander = replace(self.expander, unset_is_empty=True)
+        text = expander.joined(command.word)
         falls_through = False
         for patterns, body, end in command.clauses:
             held: Status = falls_through
             for pattern in patterns if not falls_through else ():
-                one = pattern_of(pattern, self.expander_of_conditions)
+                one = expander.pattern(pattern)
                 if isinstance(text, UnknownText) or isinstance(one, UnknownText):
                     held = None
                 elif fnmatchcase(text, one):
@@ -245,15 +246,11 @@ class Interpreter:
                 falls_through = end == ";&"
         return True if not isinstance(text, UnknownText) else None
 
-    @property
-    def expander_of_conditions(self) -> Expander:
-        return Expander(variables=self.variables, output_of=self.output_of, unset_is_empty=True)
-
     def _for(self, command: ForCommand) -> Status:
         if command.words is None:
             items = [Word(text=one, line=command.line) for one in self.variables.positional]
         else:
-            items = [one for word in command.words for one in expand(word, self.expander)]
+            items = [one for word in command.words for one in self.expander.words(word)]
         if any(one.unknown or re.search(r"[*?]", one.text) for one in items):
             self.variables.set(command.name, UnknownText(reason=f"{command.name} depends on files or programs"))
             self.run_uncertain(command.body, "files or programs", repeats=True)
@@ -315,7 +312,7 @@ class Interpreter:
             return
         value: ShellValue
         if isinstance(assignment.value, tuple):
-            items = tuple(one for word in assignment.value for one in expand(word, self.expander))
+            items = tuple(one for word in assignment.value for one in self.expander.words(word))
             if any(re.match(r"\[[^\]]+\]=", one.text) for one in items):
                 value = UnknownText(reason=f"{name} is an associative array")
             elif not assignment.is_appended or not before:
@@ -327,7 +324,7 @@ class Interpreter:
                 old = (Word(text=before, line=line),) if isinstance(before, str) else before
                 value = (*old, *items)
         else:
-            value = as_written(assignment.value, self.expander)
+            value = self.expander.as_written(assignment.value)
             if assignment.is_appended and before is not None:
                 value = self._appended(before, value, assignment)
         self._set(name, value, line=line)
@@ -342,12 +339,12 @@ class Interpreter:
         if not re.fullmatch(r"\d+|\$?[A-Za-z_]\w*", assignment.subscript):
             return refused
         try:
-            index = self.expander.integer(assignment.subscript.removeprefix("$"), line=line)
+            index = self.expander.at(line).integer(assignment.subscript.removeprefix("$"))
         except UnknownValueError:
             return refused
         if not 0 <= index <= len(items):
             return refused
-        written = as_written(assignment.value, self.expander)
+        written = self.expander.as_written(assignment.value)
         if isinstance(written, str):
             item = Word(text=written, line=line)
         else:
@@ -397,7 +394,7 @@ class Interpreter:
         words: list[Word] = []
         for word in command.words:
             if isinstance(word, ShellWord):
-                words += expand(word, self.expander)
+                words += self.expander.words(word)
         is_last = False
         while len(words) > 1 and words[0].text in PREFIXES and not words[1].text.startswith("-"):
             is_last = is_last or words.pop(0).text == "exec"
@@ -486,7 +483,7 @@ class Interpreter:
         return child
 
     def _document_text(self, parts: tuple[Part, ...]) -> str:
-        written = as_written(ShellWord(parts=parts, line=0), self.expander)
+        written = self.expander.as_written(ShellWord(parts=parts, line=0))
         return written if isinstance(written, str) else written.text
 
     def run_nested(self, body: Body) -> Status:
