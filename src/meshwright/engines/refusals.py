@@ -81,44 +81,42 @@ def _hint(rule: str, run: Run, engine: str) -> str | None:
     return " or ".join(f"--set 'parallel.recompute={kind}'" for kind in (*whole, *lists))
 
 
+def applying(*reasons: tuple[object, str, str] | tuple[object, str, str, str | None]) -> Iterator[Unsupported]:
+    """Yield the refusals that apply: each of `reasons` says whether it does, the key, the reason and perhaps a hint."""
+    for applies, key, reason, *hint in reasons:
+        if applies:
+            yield Unsupported(key=key, reason=reason, hint=hint[0] if hint else None)
+
+
+ONLY_ESTIMATES = "`estimate` and `plan --engine any` cost it"
+
+
 def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
     """Adapters that other programs lack: one A for query, key and value, dropout, and ranks by matrix."""
-    if QKV in lora.targets:
-        yield Unsupported(
-            key="lora.targets",
-            reason=f"{title}'s adapters have an A for each matrix, and qkv has one for three",
-            hint="allowed: query, key, value",
-        )
-    if lora.dropout:
-        yield Unsupported(key="lora.dropout", reason=f"{title}'s adapters have no dropout: must be 0")
-    for key in ("ranks", "alphas", "layers", "use_dora", "modules_to_save"):
-        if getattr(lora, key):
-            yield Unsupported(
-                key=f"lora.{key}", reason=f"{title} has adapters of one size, and nothing else: leave it out"
-            )
+    one_for_three = f"{title}'s adapters have an A for each matrix, and qkv has one for three"
+    one_size = f"{title} has adapters of one size, and nothing else: leave it out"
+    others = ("ranks", "alphas", "layers", "use_dora", "modules_to_save")
+    return applying(
+        (QKV in lora.targets, "lora.targets", one_for_three, "allowed: query, key, value"),
+        (lora.dropout, "lora.dropout", f"{title}'s adapters have no dropout: must be 0"),
+        *((getattr(lora, key), f"lora.{key}", one_size) for key in others),
+    )
 
 
 def quantised_base(lora: Lora, reason: str) -> Iterator[Unsupported]:
     """Frozen matrices in 8 or 4 bits, with the engine that trains on them."""
-    if lora.base_format is not BaseFormat.FULL:
-        yield Unsupported(key="lora.base_format", reason=f"{reason}: must be full", hint="--engine native has one")
+    is_quantised, hint = lora.base_format is not BaseFormat.FULL, "--engine native has one"
+    return applying((is_quantised, "lora.base_format", f"{reason}: must be full", hint))
 
 
 def unsupported_config(run: Run) -> Iterator[Unsupported]:
     """Keys of the model's Hugging Face config that change its logits and that no engine here computes."""
     family = FAMILIES.get(run.model.family)
+    parts = f"no engine computes parts of {run.model.name}: {'; '.join(run.model.unsupported)}"
     if family is not None and family.shapes_only:
-        yield Unsupported(
-            key="model",
-            reason=f"a config of {family.architecture} is read for its shapes alone, which no engine here builds",
-            hint="`estimate` and `plan --engine any` cost it",
-        )
-    if run.model.unsupported:
-        yield Unsupported(
-            key="model",
-            reason=f"no engine computes parts of {run.model.name}: {'; '.join(run.model.unsupported)}",
-            hint="`estimate` and `plan --engine any` cost it",
-        )
+        reason = f"a config of {family.architecture} is read for its shapes alone, which no engine here builds"
+        yield Unsupported(key="model", reason=reason, hint=ONLY_ESTIMATES)
+    yield from applying((run.model.unsupported, "model", parts, ONLY_ESTIMATES))
 
 
 def model_parts(
@@ -158,31 +156,22 @@ SPARSE_PARTS = (
 
 def sparse_attention(model: Model) -> Iterator[Unsupported]:
     """Indexers, compressed keys and residual streams."""
-    if has := [path for path in parts_of(model) if path in SPARSE_PARTS]:
-        streams = model.residual_streams > 1
-        trains = "AMD's Primus" if streams else "Megatron-LM (experimental_attention_variant: dsa)"
-        yield Unsupported(
-            key="model.attention",
-            reason=f"{model.name} has sparse attention ({', '.join(has)}), which no engine here builds",
-            hint=f"`estimate` and `plan --engine any` cost it; {trains} trains it",
-        )
+    has = [path for path in parts_of(model) if path in SPARSE_PARTS]
+    reason = f"{model.name} has sparse attention ({', '.join(has)}), which no engine here builds"
+    trains = "AMD's Primus" if model.residual_streams > 1 else "Megatron-LM (experimental_attention_variant: dsa)"
+    return applying((has, "model.attention", reason, f"{ONLY_ESTIMATES}; {trains} trains it"))
 
 
 def hybrids(model: Model) -> Iterator[Unsupported]:
     """Layers of state space, of linear attention, or of one block each."""
-    if model.linear_attention:
-        yield Unsupported(
-            key="model.linear_attention",
-            reason=f"{model.name} has layers of linear attention ({model.linear_attention.kind}), which no engine here "
-            "builds",
-            hint="`estimate` and `plan --engine any` cost it; Megatron-LM and NeMo train Gated DeltaNet",
-        )
-    if model.layer_pattern:
-        yield Unsupported(
-            key="model.layer_pattern",
-            reason=f"{model.name} has layers of one block each, with state space, which no engine here builds",
-            hint="`estimate` and `plan --engine any` cost it; Megatron-LM's pretrain_mamba.py and NeMo train it",
-        )
+    kind = model.linear_attention and model.linear_attention.kind
+    linear = f"{model.name} has layers of linear attention ({kind}), which no engine here builds"
+    blocks = f"{model.name} has layers of one block each, with state space, which no engine here builds"
+    by_nemo, by_mamba = "Megatron-LM and NeMo train Gated DeltaNet", "Megatron-LM's pretrain_mamba.py and NeMo train it"
+    return applying(
+        (model.linear_attention, "model.linear_attention", linear, f"{ONLY_ESTIMATES}; {by_nemo}"),
+        (model.layer_pattern, "model.layer_pattern", blocks, f"{ONLY_ESTIMATES}; {by_mamba}"),
+    )
 
 
 def _said(value: Any) -> str:
@@ -192,11 +181,12 @@ def _said(value: Any) -> str:
 
 def endless(run: Run) -> Iterator[Unsupported]:
     """A run without a number of steps or tokens. `train` has counted its epochs before."""
-    if run.train.epochs is not None:
-        hint = "for example --set train.epochs=null --set train.steps=100"
-        yield Unsupported(key="train.epochs", reason="only `train` counts the data: give a number of steps", hint=hint)
-    elif run.num_steps is None:
-        yield Unsupported(key="train", reason="says neither steps nor tokens", hint="for example --set train.steps=100")
+    has_epochs, hint = run.train.epochs is not None, "for example --set train.steps=100"
+    counted = "only `train` counts the data: give a number of steps"
+    return applying(
+        (has_epochs, "train.epochs", counted, "for example --set train.epochs=null --set train.steps=100"),
+        (not has_epochs and run.num_steps is None, "train", "says neither steps nor tokens", hint),
+    )
 
 
 def foreign_devices(run: Run) -> Iterator[Unsupported]:
@@ -226,62 +216,57 @@ def other_precisions(run: Run, *, among: Collection[str] = (), reason: str = "is
 
 def predictions(model: Model) -> Iterator[Unsupported]:
     """Multi-token prediction, for an engine that lacks it."""
-    if model.num_mtp_layers:
-        yield Unsupported(
-            key="model.num_mtp_layers",
-            reason=f"multi-token prediction of {model.name} is not lowered: must be 0",
-            hint="--set model.num_mtp_layers=0",
-        )
+    key, reason = "model.num_mtp_layers", f"multi-token prediction of {model.name} is not lowered: must be 0"
+    return applying((model.num_mtp_layers, key, reason, "--set model.num_mtp_layers=0"))
 
 
 def absent_predictions(run: Run) -> Iterator[Unsupported]:
     """A weight of multi-token prediction for a model without it."""
-    if run.train.mtp_loss_weight != MTP_LOSS_WEIGHT and not run.model.num_mtp_layers:
-        yield Unsupported(
-            key="train.mtp_loss_weight", reason=f"{run.model.name} has no multi-token prediction: leave it out"
-        )
+    is_absent = run.train.mtp_loss_weight != MTP_LOSS_WEIGHT and not run.model.num_mtp_layers
+    reason = f"{run.model.name} has no multi-token prediction: leave it out"
+    return applying((is_absent, "train.mtp_loss_weight", reason))
 
 
 def regularisers(run: Run) -> Iterator[Unsupported]:
     """Terms of the loss, noise, averages of weights and new tokens, which the engine does not have."""
-    values = {f"train.{name}": getattr(run.train, name) for name in ("z_loss", "label_smoothing", "neftune_alpha")}
-    values |= {
-        "optimizer.average_decay": run.optimizer.average_decay,
-        "optimizer.rate_factors": run.optimizer.rate_factors,
-        "data.added_tokens": run.data.added_tokens,
-    }
-    for key in (key for key, value in values.items() if value):
-        yield Unsupported(key=key, reason="only the native engine has it in this form: leave it out")
+    reason = "only the native engine has it in this form: leave it out"
+    return applying(
+        *((getattr(run.train, key), f"train.{key}", reason) for key in ("z_loss", "label_smoothing", "neftune_alpha")),
+        (run.optimizer.average_decay, "optimizer.average_decay", reason),
+        (run.optimizer.rate_factors, "optimizer.rate_factors", reason),
+        (run.data.added_tokens, "data.added_tokens", reason),
+    )
 
 
 def other_schedules(run: Run, schedules: Collection[LearningRateSchedule]) -> Iterator[Unsupported]:
     """A schedule of learning rates that the engine does not have among its `schedules`."""
-    if run.optimizer.schedule not in schedules:
-        allowed = ", ".join(schedules)
-        yield Unsupported(key="optimizer.schedule", reason=f"the engine has no {run.optimizer.schedule}: {allowed}")
+    schedule = run.optimizer.schedule
+    reason = f"the engine has no {schedule}: {', '.join(schedules)}"
+    return applying((schedule not in schedules, "optimizer.schedule", reason))
 
 
 def absent_experts(run: Run) -> Iterator[Unsupported]:
     """Losses of routers for a model without experts."""
-    losses = {"balance_loss": run.train.balance_loss, "router_z_loss": run.train.router_z_loss}
-    for name, coefficient in losses.items():
-        if coefficient and run.model.experts is None:
-            yield Unsupported(key=f"train.{name}", reason=f"{run.model.name} has no experts: must be 0")
+    is_dense, reason = run.model.experts is None, f"{run.model.name} has no experts: must be 0"
+    return applying(
+        (is_dense and run.train.balance_loss, "train.balance_loss", reason),
+        (is_dense and run.train.router_z_loss, "train.router_z_loss", reason),
+    )
 
 
 def router_z_loss(run: Run) -> Iterator[Unsupported]:
     """A z-loss of routers, which the engine does not add."""
-    if run.train.router_z_loss:
-        x = run.model.experts
-        reason = f"{run.model.name} has no experts" if x is None else "the engine has no z-loss of routers"
-        yield Unsupported(key="train.router_z_loss", reason=f"{reason}: must be 0")
+    is_dense = run.model.experts is None
+    reason = f"{run.model.name} has no experts" if is_dense else "the engine has no z-loss of routers"
+    return applying((run.train.router_z_loss, "train.router_z_loss", f"{reason}: must be 0"))
 
 
 def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsupported]:
     """An update rate of routing biases for a model without them."""
     experts = run.model.experts
-    if run.train.balance_bias_rate != BIAS_RATE and (experts is None or experts.router is not Router.SIGMOID):
-        yield Unsupported(key="train.balance_bias_rate", reason=f"{run.model.name} has no routing biases", hint=hint)
+    has_biases = experts is not None and experts.router is Router.SIGMOID
+    is_absent = run.train.balance_bias_rate != BIAS_RATE and not has_biases
+    return applying((is_absent, "train.balance_bias_rate", f"{run.model.name} has no routing biases", hint))
 
 
 def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
@@ -305,9 +290,10 @@ def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
 
 def capacity_without_experts(run: Run) -> Iterator[Unsupported]:
     """A capacity of experts for a model without them."""
-    if run.model.experts is None and switches_of(run).has_capacity:
-        key = "drops_tokens" if switches_of(run).capacity_factor is None else "capacity_factor"
-        yield Unsupported(key=f"stack.{key}", reason=f"{run.model.name} has no experts: leave it out")
+    features = switches_of(run)
+    key = "drops_tokens" if features.capacity_factor is None else "capacity_factor"
+    is_absent = run.model.experts is None and features.has_capacity
+    return applying((is_absent, f"stack.{key}", f"{run.model.name} has no experts: leave it out"))
 
 
 def absent_parts(run: Run) -> Iterator[Unsupported]:
@@ -326,60 +312,44 @@ def training(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
 
 def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
     """Evaluation of a run on synthetic data."""
-    if run.train.evaluate is not None and run.data.is_synthetic and run.data.validation is None:
-        yield Unsupported(key="train.evaluate", reason="random tokens have no validation data")
+    has_none = run.data.is_synthetic and run.data.validation is None
+    reason = "random tokens have no validation data"
+    return applying((has_none and run.train.evaluate is not None, "train.evaluate", reason))
 
 
 def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
-    """Keys that only the native engine supports: optimizers other than AdamW, steps by labels, pairs of answers,
-    several validation sources, GEMM tuning, routes of kernels, loader processes, joined documents, evaluation of a
-    number of sequences or without the first ones, rollbacks, lines of progress, the best checkpoint, patience, and a
-    target loss unless the engine supports it too (`has_target`).
-    """
-    if len(run.data.validation_names) > 1 and (run.data.validation or run.train.evaluate):
-        yield Unsupported(key="data.validation", reason="the engine validates on one source: name one")
-    if run.optimizer.name != "adamw":
-        yield Unsupported(
-            key="optimizer.name",
-            reason=f"{run.optimizer.name} is trained by the native engine only",
-            hint="optimizer.name: adamw; or engine: native",
-        )
-    if run.label_tokens is not None:
-        yield Unsupported(
-            key="batch.label_tokens", reason="the engine takes as many sequences in each step: leave it out"
-        )
-    if run.train.preference is not None:
-        yield Unsupported(
-            key="train.preference", reason="the engine trains cross-entropy alone", hint="--engine native has it"
-        )
-    if run.gemm_tuning is not None:
-        yield Unsupported(key="gemm_tuning", reason="only the native engine tunes GEMMs: leave it out")
+    """Keys that only the native engine supports; a target loss unless the engine supports it too (`has_target`)."""
+    data, train, evaluate, faults = run.data, run.train, run.train.evaluate, run.train.faults
     kernels = replace(run.kernels, loss_chunk="auto") if engine_facts(run.engine).loss_chunks else run.kernels
-    if kernels != KernelChoices():
-        yield Unsupported(key="kernels", reason="the engine has kernels of its own: leave it out")
-    evaluate, faults = run.train.evaluate, run.train.faults
-    for key, workers in (("data.workers", run.data.workers), ("train.evaluate.workers", evaluate and evaluate.workers)):
-        if workers is not None:
-            yield Unsupported(key=key, reason="the engine prefetches data in its own way: leave it out")
-    if run.data.joined_documents:
-        yield Unsupported(key="data.joined_documents", reason="samples end documents: must be false")
-    if evaluate is not None and evaluate.num_sequences is not None:
-        yield Unsupported(
-            key="train.evaluate.num_sequences",
-            reason="global batches are evaluated",
-            hint="give num_batches in its place",
-        )
-    if evaluate is not None and evaluate.skip_first:
-        yield Unsupported(key="train.evaluate.skip_first", reason="no evaluation is left out: must be 0")
-    if faults.not_finite is not FaultAction.STOP:
-        yield Unsupported(key="train.faults.not_finite", reason="a non-finite loss ends the training: must be stop")
-    if faults.spike is not FaultAction.IGNORE:
-        yield Unsupported(key="train.faults.spike", reason="loss spikes are not detected: must be ignore")
-    if run.train.log_every is not None:
-        yield Unsupported(key="train.log_every", reason="the engine decides when it logs: leave it out")
-    if run.train.checkpoint is not None and run.train.checkpoint.keep_best:
-        yield Unsupported(key="train.checkpoint.keep_best", reason="the engine keeps the newest: must be false")
-    if evaluate is not None and evaluate.patience is not None:
-        yield Unsupported(key="train.evaluate.patience", reason="training ends only after all steps")
-    if not has_target and evaluate is not None and evaluate.target_loss is not None:
-        yield Unsupported(key="train.evaluate.target_loss", reason="training ends only after all steps")
+    has_several = len(data.validation_names) > 1 and (data.validation or evaluate)
+    own_prefetch = "the engine prefetches data in its own way: leave it out"
+    all_steps = "training ends only after all steps"
+
+    def evaluates(key: str) -> bool:
+        return getattr(evaluate, key, None) is not None
+
+    return applying(
+        (has_several, "data.validation", "the engine validates on one source: name one"),
+        (run.optimizer.name != "adamw", "optimizer.name", f"{run.optimizer.name} is trained by the native engine only",
+         "optimizer.name: adamw; or engine: native"),
+        (run.label_tokens is not None, "batch.label_tokens",
+         "the engine takes as many sequences in each step: leave it out"),
+        (train.preference is not None, "train.preference", "the engine trains cross-entropy alone",
+         "--engine native has it"),
+        (run.gemm_tuning is not None, "gemm_tuning", "only the native engine tunes GEMMs: leave it out"),
+        (kernels != KernelChoices(), "kernels", "the engine has kernels of its own: leave it out"),
+        (data.workers is not None, "data.workers", own_prefetch),
+        (evaluates("workers"), "train.evaluate.workers", own_prefetch),
+        (data.joined_documents, "data.joined_documents", "samples end documents: must be false"),
+        (evaluates("num_sequences"), "train.evaluate.num_sequences", "global batches are evaluated",
+         "give num_batches in its place"),
+        (evaluate and evaluate.skip_first, "train.evaluate.skip_first", "no evaluation is left out: must be 0"),
+        (faults.not_finite is not FaultAction.STOP, "train.faults.not_finite",
+         "a non-finite loss ends the training: must be stop"),
+        (faults.spike is not FaultAction.IGNORE, "train.faults.spike", "loss spikes are not detected: must be ignore"),
+        (train.log_every is not None, "train.log_every", "the engine decides when it logs: leave it out"),
+        (train.checkpoint and train.checkpoint.keep_best, "train.checkpoint.keep_best",
+         "the engine keeps the newest: must be false"),
+        (evaluates("patience"), "train.evaluate.patience", all_steps),
+        (not has_target and evaluates("target_loss"), "train.evaluate.target_loss", all_steps),
+    )  # fmt: skip

@@ -229,6 +229,7 @@ def _alias(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Sta
     raise InputError(f"{shell.where(command.line)}: alias is not supported")
 
 
+WITHOUT_EFFECT = (":", "true", "exec", "trap", "ulimit", "umask", "shopt", "wait", "enable", "hash")
 Builtin = Callable[["Interpreter", SimpleCommand, list[Word]], "bool | None"]
 BUILTINS: dict[str, Builtin] = {
     **dict.fromkeys(("exit", "return", "break", "continue"), _leave),
@@ -236,7 +237,7 @@ BUILTINS: dict[str, Builtin] = {
     **dict.fromkeys(("read", "mapfile", "readarray", "getopts"), _read),
     **dict.fromkeys(("source", "."), _source),
     **dict.fromkeys(("[", "test"), _bracket),
-    **dict.fromkeys(": true exec trap ulimit umask shopt wait enable hash".split(), lambda *_: True),
+    **dict.fromkeys(WITHOUT_EFFECT, lambda *_: True),
     "shift": _shift, "set": _set, "unset": _unset, "echo": _echo, "printf": _printf, "let": _let, "eval": _eval,
     "false": lambda *_: False, "alias": _alias,
 }  # fmt: skip
