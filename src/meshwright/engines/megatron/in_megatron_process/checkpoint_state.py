@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from megatron.core import dist_checkpointing
 
-from meshwright.engines.megatron.in_megatron_process import optimizer_shards as optimizer_shards
+from meshwright.engines.megatron.in_megatron_process import optimizer_shards
 from meshwright.engines.megatron.in_megatron_process.initial_weights import METADATA
 from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer
 from meshwright.errors import InputError

@@ -8,8 +8,9 @@ G key/value heads, H query heads, K width of a head, D hidden.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
@@ -53,7 +54,8 @@ def stored_weights(folder: Path, model: Model) -> ReadTensor:
 @torch.no_grad()
 def fill(module: MegatronModule, model: Model, *, read: ReadTensor) -> None:
     """Set every parameter and routing bias of a GPTModel, or of its stage, to its shard."""
-    for shard in _shards(module.sharded_state_dict(metadata=dict(METADATA))):
+    state = module.sharded_state_dict(metadata=dict(METADATA))
+    for shard in (shard for value in state.values() for shard in shards_of(value)):
         if (name := tensor_names.native_name(shard.key)) is None:
             raise InputError(f"Megatron has a tensor without known weights: {shard.key}")
         whole = _unsharded(name, model, shape=tuple(shard.global_shape), read=read)
@@ -61,12 +63,10 @@ def fill(module: MegatronModule, model: Model, *, read: ReadTensor) -> None:
         shard.data.copy_(_shard_of(whole, shard))
 
 
-def _shards(state: dict[str, object]) -> Iterator[ShardedTensor]:
-    for value in state.values():
-        built = value.build() if isinstance(value, ShardedTensorFactory) else value
-        for one in built if isinstance(built, list) else [built]:
-            if isinstance(one, ShardedTensor):
-                yield one
+def shards_of(value: Any) -> list[ShardedTensor]:
+    """Return the sharded tensors of a value of Megatron's state: none, one or several."""
+    built = value.build() if isinstance(value, ShardedTensorFactory) else value
+    return [one for one in (built if isinstance(built, list) else [built]) if isinstance(one, ShardedTensor)]
 
 
 def _shard_of(whole: Tensor, shard: ShardedTensor) -> Tensor:

@@ -7,11 +7,10 @@ ranges to a file of its own. A process with another plan reads the ranges that o
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,14 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
+from pydantic import TypeAdapter
 from torch import Tensor, nn
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
-from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from meshwright.engines.megatron.in_megatron_process.initial_weights import METADATA
+from meshwright.engines.megatron.in_megatron_process.initial_weights import METADATA, shards_of
 from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer
 from meshwright.engines.megatron.megatron_core.tensor_names import OUTSIDE_LAYERS
 from meshwright.errors import InputError
@@ -58,17 +59,15 @@ class StoredChunk:
 
 @dataclass(frozen=True, kw_only=True)
 class StateRange:
-    """Elements `start` to `stop` of the flattened `box`."""
+    """Elements `start` to `stop` of the flattened box `part`."""
 
-    box: TensorBox
+    part: TensorBox
     start: int
     stop: int
     chunks: dict[str, StoredChunk]  # by state
 
-    def as_json(self) -> dict[str, Any]:
-        """Return the entry of the file."""
-        values = asdict(self)
-        return {"part": values.pop("box")} | values
+
+FILE = TypeAdapter(list[StateRange])
 
 
 def ranges_text(parts: ModelAndOptimizer, state: dict[str, Any]) -> str:
@@ -84,7 +83,7 @@ def ranges_text(parts: ModelAndOptimizer, state: dict[str, Any]) -> str:
             else _tensor_ranges(held)
         )
     ]
-    return json.dumps([one.as_json() for one in found])
+    return FILE.dump_json(found).decode()
 
 
 def has_ranges(folder: Path) -> bool:
@@ -100,7 +99,7 @@ def read_states(parts: ModelAndOptimizer, folder: Path) -> None:
     """
     by_key: dict[str, dict[TensorBox, list[StateRange]]] = {}
     for one in _read_ranges(folder):
-        by_key.setdefault(one.box.key, {}).setdefault(one.box, []).append(one)
+        by_key.setdefault(one.part.key, {}).setdefault(one.part, []).append(one)
     boxes = _boxes(parts)
     parts.optimizer.reload_model_params()  # for a checkpoint whose fp32 weights are the model's
     for name in STATES:
@@ -131,9 +130,8 @@ def _boxes(parts: ModelAndOptimizer) -> dict[nn.Parameter, list[tuple[TensorBox,
         for value in module.sharded_state_dict(metadata=dict(METADATA)).values():
             if not isinstance(value, ShardedTensor | ShardedTensorFactory) or not isinstance(value.data, nn.Parameter):
                 continue
-            built: Any = value.build() if isinstance(value, ShardedTensorFactory) else value
             first, held = 0, []
-            for shard in built if isinstance(built, list) else [built]:
+            for shard in shards_of(value):
                 held.append((_box_of(shard, key=shard.key), first))
                 first += math.prod(shard.local_shape)
             found[value.data] = held
@@ -185,37 +183,30 @@ def _bucket_ranges(
                     name: StoredChunk(name=entry[name].key, offset=tuple(entry[name].global_offset), skip=low - start)
                     for name in STATES
                 }
-                yield StateRange(box=box, start=low - first, stop=high - first, chunks=chunks)
+                yield StateRange(part=box, start=low - first, stop=high - first, chunks=chunks)
 
 
 def _tensor_ranges(state: dict[str, Any]) -> Iterator[StateRange]:
     """Yield the ranges of states with the shapes of their parameters."""
     chunks: dict[TensorBox, dict[str, StoredChunk]] = {}
     for value in nested_values(state):
-        built = value.build() if isinstance(value, ShardedTensorFactory) else value
-        for shard in built if isinstance(built, list) else [built]:
-            if isinstance(shard, ShardedTensor) and (found := STORED.fullmatch(shard.key)):
+        for shard in shards_of(value):
+            if found := STORED.fullmatch(shard.key):
                 name = found[1].removeprefix("fp32_")
                 chunk = StoredChunk(name=shard.key, offset=tuple(shard.global_offset))
                 chunks.setdefault(_box_of(shard, key=found[2]), {})[name] = chunk
     for box, held in chunks.items():
-        yield StateRange(box=box, start=0, stop=math.prod(box.shape), chunks=held)
+        yield StateRange(part=box, start=0, stop=math.prod(box.shape), chunks=held)
 
 
 def _read_ranges(folder: Path) -> Iterator[StateRange]:
     """Yield all ranges once: ranks with the same tensors write the same ranges."""
     known = set()
     for path in sorted(folder.glob(FILE_NAME.format(rank="*"))):
-        for entry in json.loads(path.read_text(encoding="utf-8")):
-            part = entry["part"]
-            box = TensorBox(key=part["key"], offset=tuple(part["offset"]), shape=tuple(part["shape"]))
-            if (box, entry["start"], entry["stop"]) not in known:
-                known.add((box, entry["start"], entry["stop"]))
-                chunks = {
-                    name: StoredChunk(name=chunk["name"], offset=tuple(chunk["offset"]), skip=chunk["skip"])
-                    for name, chunk in entry["chunks"].items()
-                }
-                yield StateRange(box=box, start=entry["start"], stop=entry["stop"], chunks=chunks)
+        for one in FILE.validate_json(path.read_bytes()):
+            if (one.part, one.start, one.stop) not in known:
+                known.add((one.part, one.start, one.stop))
+                yield one
 
 
 def _overlap(own: TensorBox, saved: TensorBox) -> tuple[tuple[slice, ...], tuple[slice, ...]] | None:
@@ -255,16 +246,12 @@ def _read(folder: Path, name: str, needed: dict[TensorBox, list[StateRange]]) ->
     return {box: values.view(box.shape) for box, values in held.items()}
 
 
-class _ChunkReader(LoadPlanner):
+class _ChunkReader(DefaultLoadPlanner):
     """Reads parts of chunks into tensors."""
 
     def __init__(self, reads: list[tuple[StoredChunk, Tensor]]) -> None:
+        super().__init__()
         self.reads = reads
-
-    def set_up_planner(
-        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
-    ) -> None:
-        """Do nothing: the reads are known."""
 
     def create_local_plan(self) -> LoadPlan:
         """Return a plan with one item per read."""
@@ -282,20 +269,6 @@ class _ChunkReader(LoadPlanner):
             ]
         )
 
-    def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:
-        """Return the plan unchanged: every process reads independently."""
-        return global_plan
-
-    def finish_plan(self, central_plan: LoadPlan) -> LoadPlan:
-        """Return the plan unchanged."""
-        return central_plan
-
-    def load_bytes(self, read_item: ReadItem, value: Any) -> None:
-        """Do nothing: there are no bytes."""
-
-    def resolve_tensor(self, read_item: ReadItem) -> Tensor:
+    def lookup_tensor(self, index: MetadataIndex) -> Tensor:
         """Return the target of a read."""
-        return self.reads[int(read_item.dest_index.fqn)][1]
-
-    def commit_tensor(self, read_item: ReadItem, tensor: Tensor) -> None:
-        """Do nothing: the target is filled in place."""
+        return self.reads[int(index.fqn)][1]
