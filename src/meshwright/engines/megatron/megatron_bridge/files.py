@@ -43,29 +43,24 @@ class BridgeField:
     line: int  # 0: after the file
 
 
-@dataclass(frozen=True, kw_only=True)
-class GivenFields:
-    """The fields of a source, without defaults."""
-
-    path: Path
-    fields: dict[str, BridgeField]  # section.field
-    targets: dict[str, str]  # classes of sections, without their modules
-    is_complete: bool  # written by ConfigContainer, not an override of a recipe
-    model: str | None  # a model of the catalogue
-
-
 class BridgeFields:
-    """Values by section.field, with the defaults of the classes."""
+    """The fields of a source by section.field; fields that it lacks have the defaults of their classes."""
 
-    def __init__(self, given: GivenFields) -> None:
-        self.given = given
-        values = {name: field.value for name, field in given.fields.items()}
+    def __init__(
+        self, given: dict[str, BridgeField], *, path: Path, targets: dict[str, str], is_complete: bool,
+        model: str | None,
+    ) -> None:  # fmt: skip
+        self.given, self.path = given, path
+        self.targets = targets  # classes of sections, without their modules
+        self.is_complete = is_complete  # written by ConfigContainer, not an override of a recipe
+        self.model = model  # of the catalogue
+        values = {name: field.value for name, field in given.items()}
         # False by default even in the class of models with latent attention.
         self.is_latent = values.get("model.multi_latent_attention", False)
         self.defaults = {
             f"{name}.{key}": value for name, section in sections().items() for key, value in section.fields.items()
         }
-        if given.targets.get("model") == "MLAModelProvider":
+        if targets.get("model") == "MLAModelProvider":
             self.defaults |= {f"model.{k}": v for k, v in sections()["model"].latent.items()}
         self.values = self.defaults | values
 
@@ -77,20 +72,17 @@ class BridgeFields:
         """Return a whole number; 0 for None. Raises InputError for anything else."""
         value = self[name] or 0
         if not isinstance(value, int):
-            where = self.given.path if name not in self.given.fields else f"{self.given.path}:{self.line(name)}"
+            where = self.path if name not in self.given else f"{self.path}:{self.given[name].line}"
             raise InputError(f"{where}: {name} is not a whole number", got=value)
         return value
 
     def changed(self) -> list[str]:
         """Return the names of fields that are not at their default."""
-        return [name for name, field in self.given.fields.items() if not self._is_default(name, field.value)]
+        return [name for name, field in self.given.items() if not self._is_default(name, field.value)]
 
     def has_section(self, section: str) -> bool:
         """Return True if any field of `section` is given."""
-        return section in self.given.targets or any(n.startswith(f"{section}.") for n in self.given.fields)
-
-    def line(self, name: str) -> int:
-        return self.given.fields[name].line
+        return section in self.targets or any(name.startswith(f"{section}.") for name in self.given)
 
     def _is_default(self, name: str, value: Any) -> bool:
         default = self.defaults.get(name)
@@ -121,20 +113,14 @@ def refuse_recipe(source: str) -> None:
 def is_bridge_yaml(source: str) -> bool:
     """Return True if `source` is YAML of Megatron-Bridge: its keys are sections of ConfigContainer."""
     node = yaml_node(source)
-    kinds = dict(_kinds(node))
-    if "_target_" in kinds:
-        return any(key.value == "_target_" and str(value.value).startswith("megatron") for key, value in node.value)
-    return "map" in kinds.values() and kinds.keys() <= sections().keys()
+    pairs = node.value if node is not None and node.tag.endswith(":map") else ()
+    values = {str(key.value): value for key, value in pairs}
+    if "_target_" in values:
+        return str(values["_target_"].value).startswith("megatron")
+    return any(value.tag.endswith(":map") for value in values.values()) and values.keys() <= sections().keys()
 
 
-def _kinds(node: Any) -> Iterator[tuple[str, str]]:
-    """Yield the keys of a mapping with the kinds of their values."""
-    if node is not None and node.tag.endswith(":map"):
-        for key, value in node.value:
-            yield str(key.value), value.tag.rpartition(":")[2]
-
-
-def read(source: str, *, ignore: Collection[str] = ()) -> GivenFields:
+def read(source: str, *, ignore: Collection[str] = ()) -> BridgeFields:
     """Read the fields of `source`, without the unknown ones of `ignore`.
 
     Raises InputError, with the line, for a name that Megatron-Bridge does not have.
@@ -162,7 +148,7 @@ def read(source: str, *, ignore: Collection[str] = ()) -> GivenFields:
         elif equals:
             _add(name, _parse(text), fields=fields, targets=targets, where="after the file", line=0)
     refusals.unknown_keys(ignored, fields, program="Megatron-Bridge", ignore=ignore)
-    return GivenFields(path=Path(paths[0]), fields=fields, targets=targets, is_complete=is_complete, model=model)
+    return BridgeFields(fields, path=Path(paths[0]), targets=targets, is_complete=is_complete, model=model)
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
-from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, RECIPE, BridgeFields, GivenFields, read
+from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, RECIPE, BridgeFields, read
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
@@ -72,17 +72,17 @@ def import_configuration(source: str, *, cluster: StatedCluster, ignore: Collect
 
     Raises InputError for what cannot be read or expressed in a run file.
     """
-    given = read(source, ignore=ignore)
-    fields = {_option_name(name.partition(".")[2]): name for name in given.fields}
+    fields = read(source, ignore=ignore)
+    names = {_option_name(name.partition(".")[2]): name for name in fields.given}
     try:
-        options = _options(given)
-        found = run_of_options(options, cluster=cluster, model=given.model)
-        content = found.content | _adapters(given)
+        options = _options(fields)
+        found = run_of_options(options, cluster=cluster, model=fields.model)
+        content = found.content | _adapters(fields)
     except InputError as error:
-        hint = with_field_names(error.hint, fields=fields) if error.hint else None
-        raise InputError(with_field_names(error.message, fields=fields), hint=hint) from None
-    translated = [with_field_names(note, fields=fields) for note in options.notes()]
-    notes = [*contradictions(BridgeFields(given)), *translated]
+        hint = with_field_names(error.hint, fields=names) if error.hint else None
+        raise InputError(with_field_names(error.message, fields=names), hint=hint) from None
+    translated = [with_field_names(note, fields=names) for note in options.notes()]
+    notes = [*contradictions(fields), *translated]
     return Imported(content=content, notes=tuple(dict.fromkeys([*notes, *refusals.ignored_note(ignore)])))
 
 
@@ -116,29 +116,28 @@ def _option_name(key: str) -> str:
     return OPTION_NAMES.get(key, key.replace("_", "-"))
 
 
-def _options(given: GivenFields) -> MegatronOptions:
-    """Return the fields of `given` as options. Of two fields for one option, the later one counts."""
-    _check_model(given)
-    fields = BridgeFields(given)
+def _options(fields: BridgeFields) -> MegatronOptions:
+    """Return the given fields as options. Of two fields for one option, the later one counts."""
+    _check_model(fields)
     found: dict[str, Option] = {}
     changed = {*fields.changed()}
-    for name in given.fields:
+    for name in fields.given:
         option, values = _option_of(name, fields, is_changed=name in changed)
         if values is not None:
-            found[option] = Option(values=tuple(values), line=fields.line(name))
-    if given.is_complete:  # the fields that a file lacks have the defaults of their classes, which may be off
-        absent = [key for key in UNFUSED if f"model.{key}" not in given.fields and fields[f"model.{key}"] is False]
+            found[option] = Option(values=tuple(values), line=fields.given[name].line)
+    if fields.is_complete:  # the fields that a file lacks have the defaults of their classes, which may be off
+        absent = [key for key in UNFUSED if f"model.{key}" not in fields.given and fields[f"model.{key}"] is False]
         found |= {f"no-{_option_name(key)}": Option(values=(), line=0) for key in absent}
-    lines = {_option_name(name.partition(".")[2]): field.line for name, field in given.fields.items()}
+    lines = {_option_name(name.partition(".")[2]): field.line for name, field in fields.given.items()}
     for option, value in _combined(fields).items():
         values = _values(option, value)
         if values is not None:
             found[option] = Option(values=tuple(values), line=lines.get(option, 0))
-    options = MegatronOptions(found, path=given.path)
+    options = MegatronOptions(found, path=fields.path)
     for name in MONITORS:
         if fields[name]:
             options.leave_out(name)
-    if not given.is_complete:
+    if not fields.is_complete:
         options.note("fields that these overrides lack have the defaults of their classes, not of a recipe")
     return options
 
@@ -174,15 +173,15 @@ def _values(key: str, value: Any) -> list[str] | None:
     return [str(one) for one in value] if isinstance(value, list) else [str(value)]
 
 
-def _check_model(given: GivenFields) -> None:
+def _check_model(fields: BridgeFields) -> None:
     """Raise InputError for models that their fields do not determine, and for files without a model."""
-    provider = given.targets.get("model", "GPTModelProvider")
+    provider = fields.targets.get("model", "GPTModelProvider")
     if not PROVIDERS.fullmatch(provider):
         raise InputError("a model that run files cannot express", got=provider)
-    if given.model is None and "model.num_layers" not in given.fields:
+    if fields.model is None and "model.num_layers" not in fields.given:
         raise InputError(
-            f"{given.path} does not contain the model: it changes a recipe",
-            hint=f'name the model, "{given.path.name} model=llama3.1-8b", or put the recipe before it; {RECIPE}',
+            f"{fields.path} does not contain the model: it changes a recipe",
+            hint=f'name the model, "{fields.path.name} model=llama3.1-8b", or put the recipe before it; {RECIPE}',
         )
 
 
@@ -259,8 +258,8 @@ def _model(fields: BridgeFields) -> dict[str, Any]:
 
 
 def _shapes(fields: BridgeFields) -> dict[str, Any]:
-    if fields.given.model is not None:
-        known = catalog.model(fields.given.model)
+    if fields.model is not None:
+        known = catalog.model(fields.model)
         experts = known.experts.num_experts if known.experts is not None else None
         return {"num-layers": known.num_layers, "num-experts": experts}
     null = fields["tokenizer.tokenizer_type"] == "NullTokenizer"
@@ -268,7 +267,7 @@ def _shapes(fields: BridgeFields) -> dict[str, Any]:
     if not vocab:
         raise InputError(
             "the size of the vocabulary is in the file of the tokenizer",
-            hint=f'give the size: "{fields.given.path.name} model.vocab_size=32000"',
+            hint=f'give the size: "{fields.path.name} model.vocab_size=32000"',
         )
     learned = fields["model.position_embedding_type"] == "learned_absolute"
     return {
@@ -330,7 +329,7 @@ def _data(fields: BridgeFields) -> dict[str, Any]:
     if isinstance(blend, list) and blend:
         paths = blend[0]
     paths = paths.split() if isinstance(paths, str) else paths
-    kind = fields.given.targets.get("dataset", "GPTDatasetConfig")
+    kind = fields.targets.get("dataset", "GPTDatasetConfig")
     others = [fields[f"dataset.{name}"] for name in ("blend_per_split", "dataset_root", "dataset_name", "source")]
     blends = [str(other) for other in (None if kind in DATA else kind, *others) if other]
     masks = ("reset_position_ids", "reset_attention_mask", "eod_mask_loss")
@@ -363,9 +362,9 @@ def _training(fields: BridgeFields) -> dict[str, Any]:
     }
 
 
-def _adapters(given: GivenFields) -> dict[str, Any]:
+def _adapters(fields: BridgeFields) -> dict[str, Any]:
     """Return LoRA adapters as the run file's task."""
-    kind, fields = given.targets.get("peft", "LoRA"), BridgeFields(given)
+    kind = fields.targets.get("peft", "LoRA")
     if not fields.has_section("peft"):
         return {}
     if kind != "LoRA":
@@ -389,7 +388,7 @@ def lora_task(modules: list[str] | None, *, rank: int, alpha: float, dropout: fl
 
 def contradictions(fields: BridgeFields) -> Iterator[str]:
     """Yield notes on `fields`, except for parallelism, which `megatron_lm` checks."""
-    given = set(fields.given.fields)
+    given = fields.given
     lengths = [fields[name] for name in ("model.seq_length", "dataset.seq_length") if name in given]
     if len(lengths) == 2 and lengths[0] != lengths[1]:
         yield f"model.seq_length {lengths[0]} is not dataset.seq_length {lengths[1]}: Megatron-Bridge refuses it"
