@@ -1,30 +1,23 @@
 """Switches of software (`stack` of the run file) as settings of Megatron, and back.
 
-`SWITCHES` serves both directions: exports write the settings of a value, imports look for the value whose settings are
-given. Meshwright's own processes set the format of gradients between ranks and the capacity of experts: they run
+`switches.toml` serves both directions: exports write the settings of a value, imports look for the value whose settings
+are given. Meshwright's own processes set the format of gradients between ranks and the capacity of experts: they run
 without Transformer Engine, DeepEP and CUDA graphs. The files for Megatron-LM and Megatron-Bridge set all that Megatron
-has a switch for. Names and values: megatron-core 0.16.1, transformer/transformer_config.py. Attention in fp8, fused
-experts and the version of FlashAttention have no option of Megatron-LM core_v0.16.1: only the file for
-Megatron-Bridge 0.6.2 sets them.
+has a switch for. Attention in fp8, fused experts and the version of FlashAttention have no option of Megatron-LM
+core_v0.16.1: only the file for Megatron-Bridge 0.6.2 sets them.
 """
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.catalog.stacks import switches_of
-from meshwright.specs.features import (
-    FORCED_BALANCE,
-    FUSED_IN,
-    AttentionKernel,
-    CudaGraphs,
-    Dispatcher,
-    Features,
-    WireFormat,
-    runs_on,
-)
+from meshwright.specs.features import FUSED_IN, AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat, runs_on
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import Precision
@@ -47,81 +40,46 @@ class Switch:
     """A key of `stack`: Megatron's settings for each value. Of values with the same settings, the first one is read."""
 
     settings: Mapping[Any, Settings]
-    applies: Callable[[SwitchScope], bool] = lambda _: True
+    applies: Callable[[SwitchScope], bool]
 
 
-GRAPHS = {
-    CudaGraphs.NONE: {"cuda_graph_impl": "none"},
-    CudaGraphs.STATE_SPACE: {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["mamba"]},
-    CudaGraphs.PARTIAL: {"cuda_graph_impl": "transformer_engine", "cuda_graph_scope": ["attn"]},
-    CudaGraphs.FULL: {"cuda_graph_impl": "local", "cuda_graph_scope": ["full_iteration"]},
-}
 GRAPHS_OF_EXPERTS = ["moe_router", "moe_preprocess"]
 """Parts of a mixture that partial graphs hold besides attention."""
 
-DISPATCHERS = {
-    Dispatcher.ALL_TO_ALL: {"moe_token_dispatcher_type": "alltoall"},
-    Dispatcher.DEEPEP: {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "deepep"},
-    Dispatcher.HYBRIDEP: {"moe_token_dispatcher_type": "flex", "moe_flex_dispatcher_backend": "hybridep"},
-}
-BACKENDS = {
-    AttentionKernel.FA3: {"attention_backend": "flash", "flash_attention_version": 3},
-    AttentionKernel.FA2: {"attention_backend": "flash", "flash_attention_version": 2},
-    AttentionKernel.CUDNN: {"attention_backend": "fused"},
-    AttentionKernel.UNFUSED: {"attention_backend": "unfused"},
-}
-
-FUSED_EXPERTS = {"use_transformer_engine_op_fuser": True, "moe_mlp_glu_interleave_size": 32}
-"""Fused grouped GEMMs of experts, as Megatron-Bridge's `cutedsl_fused_grouped_mlp` sets them."""
 FUSED_EXPERTS_ENV = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
-"""Variable of Transformer Engine without which Megatron-Core 0.19 refuses them."""
-BRIDGE_ONLY = ("flash_attention_version", *FUSED_EXPERTS)
-"""Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
+"""Variable of Transformer Engine without which Megatron-Core 0.19 refuses fused experts."""
 
-
-def _flag(name: str) -> dict[bool, Settings]:
-    return {True: {name: True}, False: {name: False}}
-
-
-LAYERS = {
-    "cuda_graphs": Switch(settings=GRAPHS),
-    "dispatcher": Switch(settings=DISPATCHERS, applies=lambda scope: scope.has_experts),
-    "overlaps_experts": Switch(
-        settings=_flag("overlap_moe_expert_parallel_comm"), applies=lambda scope: scope.expert > 1
-    ),
-    "overlaps_tensor": Switch(settings=_flag("tp_comm_overlap"), applies=lambda scope: scope.tensor > 1),
-    "attention": Switch(settings=BACKENDS),
-    "fuses_experts": Switch(
-        settings={True: FUSED_EXPERTS, False: {"use_transformer_engine_op_fuser": False}},
-        applies=lambda scope: scope.has_experts,
-    ),
-    "expert_imbalance": Switch(
-        settings={FORCED_BALANCE: {"moe_router_force_load_balancing": True}},  # random scores
-        applies=lambda scope: scope.has_experts,
-    ),
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_VALUES = {
+    "cuda_graphs": CudaGraphs, "dispatcher": Dispatcher, "attention": AttentionKernel, "gradient_format": WireFormat,
+    "parameter_format": WireFormat,
+}  # fmt: skip
+"""Kinds of the values of switches; those of others are true, false or a number."""
+_APPLIES: dict[str, Callable[[SwitchScope], bool]] = {
+    **dict.fromkeys(("dispatcher", "fuses_experts", "expert_imbalance"), lambda scope: scope.has_experts),
+    "overlaps_experts": lambda scope: scope.expert > 1,
+    "overlaps_tensor": lambda scope: scope.tensor > 1,
 }
-"""Switches that are settings of layers."""
 
-FORMATS = {
-    "gradient_format": Switch(
-        settings={WireFormat.FP32: {"grad_reduce_in_fp32": True}, WireFormat.BF16: {"grad_reduce_in_fp32": False}}
-    ),
-    "parameter_format": Switch(settings={WireFormat.FP8: {"fp8_param_gather": True}}),
-    "fp8_attention": Switch(settings={True: {"fp8_dot_product_attention": True}}),
-}
-"""Switches that are settings of number formats, which have other places and names in each program."""
 
+def _switches(kind: str) -> dict[str, Switch]:
+    return {
+        name: Switch(
+            settings={_VALUES.get(name, json.loads)(value): found for value, found in table.items()},
+            applies=_APPLIES.get(name, lambda _: True),
+        )
+        for name, table in _TABLES[kind].items()
+    }
+
+
+LAYERS, FORMATS = _switches("layers"), _switches("formats")
 SWITCHES = LAYERS | FORMATS
 """Switches with named values; capacities and offloaded activations are numbers, and have functions of their own."""
 
-ABSENT: Settings = {
-    "cuda_graph_impl": "none",
-    "cuda_graph_scope": [],  # whole layers
-    "moe_token_dispatcher_type": "allgather",
-    "moe_flex_dispatcher_backend": "deepep",
-    "attention_backend": "auto",
-}
-"""Values of absent settings in both programs; of others False or None."""
+BRIDGE_ONLY = ("flash_attention_version", *LAYERS["fuses_experts"].settings[True])
+"""Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
+
+ABSENT: Settings = _TABLES["absent"]
 
 
 def settings_of_switch(name: str, value: Any, scope: SwitchScope) -> Settings:

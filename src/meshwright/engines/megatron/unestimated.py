@@ -14,33 +14,10 @@ if TYPE_CHECKING:
 
 KEYS = key_classes("megatron")
 
-KERNELS = {"cross-entropy-loss-fusion": ""}
-"""Options that the estimate and our exports have in 16 bits; in fp32, it would round the gradients of logits."""
-EXPERTS = {"moe-grouped-gemm": "", "moe-permute-fusion": "", "moe-router-fusion": "", "moe-router-dtype": "fp32"}
-"""Options that the estimate and our exports of mixtures have, with their values."""
-
-ONLY_WITH = {
-    "cp-comm-type": "context-parallel-size",
-    "hierarchical-context-parallel-sizes": "context-parallel-size",
-    "suggested-communication-unit-size": "use-megatron-fsdp",
-    **dict.fromkeys(("fp8-amax-compute-algo", "fp8-amax-history-len", "fp8-interval", "fp8-margin"), "fp8-format"),
-}
-"""Options that have no effect where another one is absent or 1."""
-
-FILES = ("path", "file", "model", "dir", "save", "load", "checkpoint")
-"""Endings of options that name files, which are noted where they are not known."""
-OF_STAGES = ("microbatch-group-size-per-virtual-pipeline-stage", "microbatch-group-size-per-vp-stage")
-"""Options whose value is by default the number of pipeline stages."""
-
-NAN_CHECK = "no-check-for-nan-in-loss-and-grad"
-"""Option without which Megatron refuses graphs of the whole iteration."""
-
-GELU_FUSION = ("no-bias-gelu-fusion", "no-bias-activation-fusion")
-"""Options that blocks without gates and biases have, where Megatron refuses the fused function."""
-
-ROPE_FUSION = ("no-rope-fusion", "no-apply-rope-fusion")
-"""Options that latent attention has without YARN, where Megatron refuses fused rotations."""
-
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+KERNELS: dict[str, str] = _TABLES["kernels"]
+EXPERTS: dict[str, str] = _TABLES["experts"]
+ONLY_WITH: dict[str, str] = _TABLES["only_with"]
 
 KINDS = ("read", "without_effect", "unestimated", "not_carried")
 """Tables of forks with names of options."""
@@ -76,7 +53,7 @@ def has_a_class(name: str) -> bool:
 
 def may_be_unknown(name: str) -> bool:
     """Return True for an option whose value a run file does not need."""
-    return has_a_class(name) or name.endswith(FILES)
+    return has_a_class(name) or name.endswith(tuple(_TABLES["files"]))
 
 
 def unestimated(options: MegatronOptions) -> list[str]:
@@ -87,13 +64,13 @@ def unestimated(options: MegatronOptions) -> list[str]:
             continue
         values = " ".join(option.values)
         expected = kernels.get(name)
-        if name in ROPE_FUSION and "multi-latent-attention" in options:
+        if name in _TABLES["rope_fusion"] and "multi-latent-attention" in options:
             expected = "" if options.text("rope-type", "yarn") == "rope" else None
-        if name in GELU_FUSION and "disable-bias-linear" in options and "swiglu" not in options:
+        if name in _TABLES["gelu_fusion"] and "disable-bias-linear" in options and "swiglu" not in options:
             expected = ""
-        if name == NAN_CHECK and options.text("cuda-graph-impl", "none") == "local":
+        if name == _TABLES["nan_check"] and options.text("cuda-graph-impl", "none") == "local":
             expected = ""
-        if name in OF_STAGES:
+        if name in _TABLES["of_stages"]:
             expected = options.text("pipeline-model-parallel-size", "1")
         needed = ONLY_WITH.get(name)
         has_effect = needed is None or (needed in options and options.text(needed) != "1")

@@ -14,7 +14,9 @@ which only `megatron_lm` and `megatron_bridge` write (`check_export`), as well a
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from meshwright.cost.stages import layers_per_stage
@@ -26,53 +28,20 @@ from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFor
 
 Settings = dict[str, Any]
 
-MODULES = {
-    "core_attention": "core_attn",
-    "norm": "layernorm",
-    "activation": "moe_act",
-    "mla_up_projection": "mla_up_proj",
-    "mlp": "mlp",
-    "moe": "moe",
-    "shared_experts": "shared_experts",
-}
-"""Megatron's names of the modules of selective recomputation."""
-
-LOW_PRECISION = {
-    "fp8": {"fp8": "hybrid", "fp8_recipe": "tensorwise"},
-    "fp8_delayed": {"fp8": "hybrid", "fp8_recipe": "delayed"},
-    "fp8_blockwise": {"fp8": "hybrid", "fp8_recipe": "blockwise"},
-    "mxfp8": {"fp8": "e4m3", "fp8_recipe": "mxfp8"},
-    "nvfp4": {"fp4": "e2m1", "fp4_recipe": "nvfp4"},
-}
-"""Settings of the precisions with fp8 or fp4 GEMMs."""
-
-PARTS = {
-    "zero_centered_norms": "layernorm_zero_centered_gamma",
-    "attention.output_gate": "attention_output_gate",
-    "experts.latent": "moe_latent_size",
-    "experts.shared_gate": "moe_shared_expert_gate",
-}
-"""Settings of layers of Transformer Engine whose values are those of a part (`specs.model_parts`)."""
+_TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+MODULES: dict[str, str] = _TABLES["modules"]
+LOW_PRECISION: dict[str, Settings] = _TABLES["low_precision"]
+PARTS: dict[str, str] = _TABLES["parts"]
+UNFUSED: tuple[str, ...] = tuple(_TABLES["unfused"])
 OF_ENGINE = ("attention.sinks", "attention.window_pattern", *PARTS)
 """Parts that need Transformer Engine, or Megatron's own attention, which training here does not use."""
-
-EXPERT_KERNELS = ("moe_grouped_gemm", "moe_permute_fusion", "moe_router_fusion")
-"""Kernels of Transformer Engine for experts."""
-UNFUSED = (
-    "apply_rope_fusion",
-    "bias_activation_fusion",
-    "bias_dropout_fusion",
-    "gradient_accumulation_fusion",
-    "masked_softmax_fusion",
-    "persist_layer_norm",
-)
 
 
 def settings_of(run: Run, plan: Plan) -> dict[str, Settings]:
     """Return all arguments by constructor."""
+    order = {"order": "tp-cp-ep-pp-dp"} if plan.axis_order is AxisOrder.DATA_OUTERMOST else {}
     return {
-        "parallel": parallel(plan)
-        | ({"order": "tp-cp-ep-pp-dp"} if plan.axis_order is AxisOrder.DATA_OUTERMOST else {}),
+        "parallel": parallel(plan) | order,
         "transformer": transformer(run, plan),
         "gpt": gpt(run, plan),
         "ddp": data_parallel(run, plan),
@@ -109,9 +78,11 @@ def transformer(run: Run, plan: Plan) -> Settings:
         "hidden_dropout": 0.0,
         "attention_dropout": 0.0,
     }
+    # Megatron's weight of multi-token prediction is of the mean over modules too.
+    predictions = {"mtp_num_layers": model.num_mtp_layers, "mtp_loss_scaling_factor": run.train.mtp_loss_weight}
     return {
         **shapes,
-        **_predictions(run),
+        **(predictions if model.num_mtp_layers else {}),
         **(_experts(run) if model.experts is not None else {}),
         **_numerics(run),
         **parallel(plan),
@@ -145,13 +116,6 @@ def _parts(model: Model) -> Settings:
             "window_attn_skip_freq": [int(one) for one in model.windowed_layers],
         }
     return found
-
-
-def _predictions(run: Run) -> Settings:
-    """Multi-token prediction; Megatron's weight is of the mean over modules too."""
-    if not run.model.num_mtp_layers:
-        return {}
-    return {"mtp_num_layers": run.model.num_mtp_layers, "mtp_loss_scaling_factor": run.train.mtp_loss_weight}
 
 
 def _attention(model: Model) -> Settings:
@@ -205,7 +169,7 @@ def fused_kernels(run: Run) -> Settings:
         "bias_activation_fusion": run.model.gated_ffn or biases(run.model) == ALL,
         "apply_rope_fusion": not is_latent or run.model.rope.scaling is RopeScaling.YARN,
         "cross_entropy_loss_fusion": run.precision.name != "fp32",
-        **(dict.fromkeys(EXPERT_KERNELS, True) if run.model.experts is not None else {}),
+        **(dict.fromkeys(_TABLES["expert_kernels"], True) if run.model.experts is not None else {}),
     }
 
 
@@ -335,6 +299,9 @@ def optimizer(run: Run, plan: Plan) -> Settings:
     """AdamW. Vectors have no weight decay, which is Megatron's rule too; learning rates are set step by step."""
     o = run.optimizer
     dtype = "fp32" if run.precision.name == "fp32" else "bf16"
+    narrow = {"use_precision_aware_optimizer": True} | dict.fromkeys(
+        ("exp_avg_dtype", "exp_avg_sq_dtype"), o.states.value
+    )
     return {
         "optimizer": "adam",
         "decoupled_weight_decay": True,
@@ -347,19 +314,9 @@ def optimizer(run: Run, plan: Plan) -> Settings:
         "bf16": dtype == "bf16",
         "params_dtype": dtype,
         "use_distributed_optimizer": plan.sharding is Sharding.OPTIMIZER,
-        **(_state_formats(o.states.value) if o.states is not StateFormat.FP32 else {}),
-        **(OFFLOADED if plan.offload is Offload.OPTIMIZER else {}),
+        **(narrow if o.states is not StateFormat.FP32 else {}),
+        **(_TABLES["offloaded"] if plan.offload is Offload.OPTIMIZER else {}),
     }
-
-
-OFFLOADED: Settings = {
-    "use_precision_aware_optimizer": True, "optimizer_cpu_offload": True, "optimizer_offload_fraction": 1.0,
-}  # fmt: skip
-"""AdamW in host memory (HybridDeviceOptimizer), which Megatron reaches through the precision-aware optimizer alone."""
-
-
-def _state_formats(dtype: str) -> Settings:
-    return {"use_precision_aware_optimizer": True, "exp_avg_dtype": dtype, "exp_avg_sq_dtype": dtype}
 
 
 LR_DECAY_STYLES = {
