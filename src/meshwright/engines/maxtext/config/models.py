@@ -16,7 +16,7 @@ model, not by a key: `ROUTED_AS_V3`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from meshwright.engines import refusals
@@ -39,18 +39,15 @@ LATENT_EPSILON = 1e-6
 def check_model(model: Model) -> Iterator[Unsupported]:
     """Reasons for which `model` is not supported with MaxText."""
     a = model.attention
-    for is_unsupported, what in (
-        (model.num_windowed_layers > 0 and not is_gpt_oss(model), "sliding windows"),
-        (a.bias and not is_gpt_oss(model), "biases in attention"),
-        (model.norm_bias, "norms with a bias"),
-        (not model.gated_ffn, "feed-forward blocks without a gate"),
-        (model.learned_positions > 0, "learned positions"),
-    ):
-        if is_unsupported:
-            yield Unsupported(
-                key="model", reason=f"{what} of {model.name} is not lowered",
-                hint="lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS",
-            )  # fmt: skip
+    parts = {
+        "sliding windows": model.num_windowed_layers and not is_gpt_oss(model),
+        "biases in attention": a.bias and not is_gpt_oss(model),
+        "norms with a bias": model.norm_bias,
+        "feed-forward blocks without a gate": not model.gated_ffn,
+        "learned positions": model.learned_positions,
+    }
+    hint = "lowered are Llama, Mistral and Mixtral without windows, Qwen3, Qwen3-MoE, DeepSeek, GPT-OSS"
+    yield from _not_lowered(parts, model.name, hint=hint)
     yield from refusals.predictions(model)
     has = model_parts.GPT_OSS if is_gpt_oss(model) else {}
     yield from refusals.model_parts(model, has=has, reads_fused=is_gpt_oss(model))
@@ -81,19 +78,18 @@ def is_routed_as_v3(model: Model) -> bool:
 def _check_latent(model: Model) -> Iterator[Unsupported]:
     x, a = model.experts, model.attention
     if x is None or not x.shared_hidden or not model.num_moe_layers:
-        yield _not_lowered("latent attention without experts and shared ones", model.name)
+        yield from _not_lowered({"latent attention without experts and shared ones": True}, model.name)
         return
     by_softmax = x.router is Router.SOFTMAX
-    for is_unsupported, what in (
-        (a.qk_norm, "normalised queries and keys in latent attention"),
-        (x.shared_hidden != x.num_shared * x.ffn_hidden, "shared experts of another width than the routed ones"),
-        (by_softmax and x.num_groups > 0, "groups of experts under softmax scores"),
-        (by_softmax and x.normalize_top_k, "normalised softmax scores with shared experts"),
-        (not by_softmax and not x.normalize_top_k, "sigmoid scores that are not normalised"),
-        (x.num_groups == x.num_experts, "groups of one expert"),
-    ):
-        if is_unsupported:
-            yield _not_lowered(what, model.name)
+    parts = {
+        "normalised queries and keys in latent attention": a.qk_norm,
+        "shared experts of another width than the routed ones": x.shared_hidden != x.num_shared * x.ffn_hidden,
+        "groups of experts under softmax scores": by_softmax and x.num_groups,
+        "normalised softmax scores with shared experts": by_softmax and x.normalize_top_k,
+        "sigmoid scores that are not normalised": not by_softmax and not x.normalize_top_k,
+        "groups of one expert": x.num_groups == x.num_experts,
+    }
+    yield from _not_lowered(parts, model.name)
     if model.norm_epsilon != LATENT_EPSILON:
         yield Unsupported(
             key="model",
@@ -103,31 +99,31 @@ def _check_latent(model: Model) -> Iterator[Unsupported]:
 
 def _check_gpt_oss(model: Model) -> Iterator[Unsupported]:
     a = model.attention
-    for is_unsupported, what in (
-        (model.experts is None, "the family GPT-OSS without experts"),
-        (is_latent(model) or a.qk_norm, "latents or normalised queries and keys under the family GPT-OSS"),
-        (not a.bias, "the family GPT-OSS without biases"),
-        (model.num_layers % 2 > 0, "an odd number of layers under the family GPT-OSS"),
-    ):
-        if is_unsupported:
-            yield _not_lowered(what, model.name)
+    parts = {
+        "the family GPT-OSS without experts": model.experts is None,
+        "latents or normalised queries and keys under the family GPT-OSS": is_latent(model) or a.qk_norm,
+        "the family GPT-OSS without biases": not a.bias,
+        "an odd number of layers under the family GPT-OSS": model.num_layers % 2,
+    }
+    yield from _not_lowered(parts, model.name)
 
 
 def _check_experts(x: Experts, name: str) -> Iterator[Unsupported]:
-    for is_unsupported, what in (
-        (x.router is not Router.SOFTMAX, "sigmoid scores"),
-        (x.shared_hidden > 0, "shared experts"),
-        (x.num_dense_layers > 0, "dense layers in models with experts"),
-        (x.num_groups > 0, "groups of experts"),
-        (x.routed_scale != 1, "a scale of the routed experts"),
-        (not x.normalize_top_k, "expert weights that are not normalised"),
-    ):
-        if is_unsupported:
-            yield _not_lowered(f"{what} without latent attention", name)
+    parts = {
+        "sigmoid scores": x.router is not Router.SOFTMAX,
+        "shared experts": x.shared_hidden,
+        "dense layers in models with experts": x.num_dense_layers,
+        "groups of experts": x.num_groups,
+        "a scale of the routed experts": x.routed_scale != 1,
+        "expert weights that are not normalised": not x.normalize_top_k,
+    }
+    yield from _not_lowered({f"{what} without latent attention": has for what, has in parts.items()}, name)
 
 
-def _not_lowered(what: str, name: str) -> Unsupported:
-    return Unsupported(key="model", reason=f"{what} of {name} is not lowered")
+def _not_lowered(parts: Mapping[str, object], name: str, *, hint: str | None = None) -> Iterator[Unsupported]:
+    for what, has in parts.items():
+        if has:
+            yield Unsupported(key="model", reason=f"{what} of {name} is not lowered", hint=hint)
 
 
 def _check_rope(rope: Rope, *, is_latent: bool) -> Iterator[Unsupported]:

@@ -21,32 +21,10 @@ from typing import Any
 
 from meshwright.engines.maxtext.config.models import is_gpt_oss, is_latent
 from meshwright.engines.maxtext.in_maxtext_environment.meshwright_weights import names
-from meshwright.engines.maxtext.parameters.matrices import STD, LayerMatrix, layer_matrices
+from meshwright.engines.maxtext.parameters.matrices import STD, Leaf, layer_matrices
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Leaf:
-    """One array of MaxText's parameters."""
-
-    path: str  # keys, joined by slashes
-    name: str  # in the file; {layer} and {expert} are replaced by numbers
-    layers: tuple[int, ...] = ()  # in the order of the grid; (): outside the layers
-    num_experts: int = 0  # 0: the matrix is not an expert's
-    experts_first: bool = False  # the grid's rows are experts, not layers
-    grid: tuple[int, ...] = ()  # number of tensors along each of `axes`; (): one tensor
-    axes: tuple[int, ...] = ()
-    shape: tuple[int, ...]  # of one tensor, transposed
-    transpose: bool
-    num_inputs: int = 1  # axes of `shape` that are one axis of the matrix, its inputs
-    interleave: bool = False  # rows of each head: the two halves become adjacent pairs
-    std: float | None  # of the initialization; None: ones
-    is_adapter: bool = False  # its tensors are in a file of adapters
-    is_state: bool = False  # without gradient: separate from the weights, and always fp32
-    is_flat: bool = False  # all axes of `shape` are one axis in the file
-    column: int | None = None  # 0, 1: every second column of the file's tensor; the others are another leaf
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +49,7 @@ def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
         yield Leaf(path="decoder/logits_dense/kernel", name="lm_head.weight", shape=(h, vocab), transpose=True, std=STD)
     for stack in _stacks(model, plan):
         for matrix in layer_matrices(model, has_experts=stack.has_experts):
-            yield _stacked(matrix, stack, model)
+            yield _stacked(matrix, stack)
 
 
 MODULES = {
@@ -95,7 +73,7 @@ def adapter_leaves(model: Model, plan: Plan, lora: Lora) -> Iterator[Leaf]:
                 continue
             inputs, outputs = matrix.shape[: matrix.num_inputs], matrix.shape[matrix.num_inputs :]
             for letter, shape in (("a", (math.prod(inputs), lora.rank)), ("b", (lora.rank, *outputs))):
-                leaf = _stacked(replace(matrix, shape=shape, num_inputs=1), stack, model)
+                leaf = _stacked(replace(matrix, shape=shape, num_inputs=1), stack)
                 yield replace(
                     leaf,
                     path=f"{leaf.path}_lora_{letter}",
@@ -164,28 +142,19 @@ def _scans(model: Model) -> Iterator[_Stack]:
             )
 
 
-def _stacked(matrix: LayerMatrix, stack: _Stack, model: Model) -> Leaf:
+def _stacked(matrix: Leaf, stack: _Stack) -> Leaf:
     """Return the array of `matrix` in all layers of `stack`: experts before layers of a scan, after pipeline stages."""
     grid, axes = stack.grid, stack.axes
-    num_experts = model.experts.num_experts if matrix.per_expert and model.experts else 0
     is_scan = axes == (1,)
-    if num_experts:
-        grid = (num_experts, *grid) if is_scan else (*grid, num_experts)
+    if matrix.num_experts:
+        grid = (matrix.num_experts, *grid) if is_scan else (*grid, matrix.num_experts)
         axes = tuple(range(len(grid)))
-    return Leaf(
+    return replace(
+        matrix,
         path=f"{stack.folder}/{matrix.path}",
         name=f"model.layers.{{layer}}.{matrix.name}",
         layers=stack.layers,
-        num_experts=num_experts,
-        experts_first=bool(num_experts) and is_scan,
+        experts_first=bool(matrix.num_experts) and is_scan,
         grid=grid,
         axes=(0,) if matrix.is_state else axes,
-        shape=matrix.shape,
-        transpose=matrix.transpose,
-        num_inputs=matrix.num_inputs,
-        interleave=matrix.interleave,
-        std=matrix.std,
-        is_state=matrix.is_state,
-        is_flat=matrix.is_flat,
-        column=matrix.column,
     )
