@@ -84,7 +84,7 @@ def test_what_the_text_states_is_read_as_python_reads_it(read, body, fields):
         ("if os.environ.get('BIG'):\n    return Training(steps=9)", ["depends on a value that its text"]),
         ("import other\nother.patch(made := Training())\nreturn made", ["a call that may change the configuration"]),
         ("for one in os.listdir('.'):\n    pass\nreturn Training()", ["a loop over a value", "os.listdir"]),
-        ("return Training(stops=1)", ["has no argument 'stops'", "cannot build"]),
+        ("return Training(stops=1)", ["unexpected keyword argument 'stops'", "cannot build"]),
         ("raise ValueError('not here')", ["ValueError: not here"]),
         ("return open('/etc/passwd').read()", ["open"]),
         ("match 3:\n    case 3:\n        return Training()", ["a statement that is not read: got 'match'"]),
@@ -239,3 +239,59 @@ def test_a_changed_module_is_read_again(tmp_path):
         path.write_text(f"{HEAD}\n\ndef train():\n    return Training(steps={steps})\n")
         os.utime(path, ns=(steps, steps))
         assert read_tree(str(path), "train")["fields"]["steps"] == steps
+
+
+def test_classes_and_enums_are_those_of_python(read):
+    head = f"{HEAD}from enum import Enum, StrEnum\n" + dedent("""
+        class Axis(StrEnum):
+            DATA = "dp"
+
+        class Size(Enum):
+            SMALL = 1
+            LARGE = 2
+
+        class Named:
+            def label(self):
+                return "named"
+
+            @property
+            def twice(self):
+                return 2 * self.steps
+
+            @classmethod
+            def of(cls, steps):
+                return cls(steps=steps)
+
+        @dataclass(kw_only=True, slots=True)
+        class Long(Named, Training):
+            rest: int
+            shared: ClassVar[int] = 3
+
+            def __post_init__(self):
+                self.name = super().label() + str(self.twice)
+    """)
+    tree = read(
+        "made = Long(rest=Size(2).value, steps=4)\nmade.lengths = {Axis.DATA: Size.LARGE}\nreturn made", head=head
+    )
+    assert tree["is"] == "Long"
+    assert tree["fields"] == {"steps": 4, "lengths": {"dp": "LARGE"}, "name": "named8", "rest": 2}
+    assert tree["given"] == ["steps", "lengths", "name", "rest"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "from enum import Enum\nclass E(Enum):\n    A = 1\nE._convert_('X', 'os', lambda name: True)",
+        "from enum import StrEnum\nclass E(StrEnum):\n    A = 'a'\n    def b(self):\n        return super().upper()\n"
+        "assert E.A.b()",
+        "Training.__init__.__globals__",
+        "Training().__class__.__base__",
+        "setattr(Training(), '__class__', int)",
+        "@dataclass\nclass A:\n    __class__: object = Training\nassert isinstance(A(), Training)",
+        "return type(Training)('x', (), {}).mro()",
+        "map(partial(list), [range(3)]).__reduce__()",
+    ],
+)
+def test_of_python_only_what_is_named_is_reached(read, body):
+    with pytest.raises(InputError, match=r"AttributeError|AssertionError|TypeError|does not state"):
+        read(f"{body}\nreturn Training()")

@@ -3,31 +3,40 @@
 from __future__ import annotations
 
 import ast
+import copy
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, ValuesView
+from enum import Enum
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from meshwright.engines.torchtitan.config_text import natives
 from meshwright.engines.torchtitan.config_text.values import (
     MOST_STEPS,
-    Above,
-    Class,
-    Field,
     Function,
-    Instance,
     Lazy,
     ModuleName,
     NameScope,
     NotReadError,
     Outside,
-    Partial,
-    Wrapped,
+    ProgramObject,
+    is_class,
+    outsides,
 )
 
 ABSENT = object()
 LONGEST = 1000
 """Characters of a value in a message."""
+CALLED = ("__init__", "__post_init__", "__call__")
+"""Methods of the program that Python calls by itself."""
+
+
+def is_special(name: str) -> bool:
+    """Return True for a name that Python or its enums give a meaning, other than `CALLED`."""
+    return name.startswith("_") and name.endswith("_") and name not in CALLED
 
 
 class Calls(ABC):
@@ -39,15 +48,15 @@ class Calls(ABC):
         self._functions: Mapping[str, Any] = natives.FUNCTIONS | {
             "isinstance": self._is_instance, "issubclass": self._is_subclass, "getattr": self._getattr,
             "setattr": self.set_attribute, "hasattr": self._hasattr,
-            "type": _type_of, "callable": callable,
+            "type": _type_of, "callable": lambda of: callable(of) and not isinstance(of, Outside),
         }  # fmt: skip
         self.of_packages: Mapping[str, Any] = natives.DEVICES | natives.PATHS | {
             **{f"math.{name}": value for name, value in natives.MATH.items()},
-            "functools.partial": lambda of, *positional, **named: Partial(of, positional, named),
-            "copy.deepcopy": self._copied, "copy.copy": self._replaced,
+            "functools.partial": partial,
+            "copy.deepcopy": lambda of: copy.deepcopy(self.weigh(of)), "copy.copy": self._copied,
             "dataclasses.replace": self._replaced, "dataclasses.field": self._field,
-            "dataclasses.fields": lambda of: [*(of.cls if isinstance(of, Instance) else of).fields.values()],
-            "dataclasses.is_dataclass": lambda of: isinstance(of, Instance) and of.cls.is_dataclass,
+            "dataclasses.fields": lambda of: [*_fields(of if isinstance(of, type) else type(of)).values()],
+            "dataclasses.is_dataclass": lambda of: isinstance(of, ProgramObject) and dataclasses.is_dataclass(of),
             "typing.cast": lambda _, value: value,
         }  # fmt: skip
 
@@ -71,9 +80,8 @@ class Calls(ABC):
 
     def iterated(self, value: Any) -> Iterator[Any]:
         """Yield the items of a value."""
-        if isinstance(value, Class) and value.is_enum:
-            value = [one for one in value.names.values() if isinstance(one, Instance)]
-        if isinstance(value, Outside | Instance | Class | Function):
+        is_enum = is_class(value) and issubclass(value, Enum)
+        if not is_enum and (isinstance(value, Outside | ProgramObject | Function) or is_class(value)):
             raise NotReadError(f"{self.place}: a loop over a value that the text does not state", got=said(value))
         for item in value:
             self.spend()
@@ -90,8 +98,7 @@ class Calls(ABC):
         parts = key if isinstance(key, tuple) else (key,)
         if any(isinstance(part, Outside) and part.is_call for part in parts):
             raise NotReadError(f"{self.place}: a key that the text does not state", got=said(key))
-        is_object = any(isinstance(part, Instance) and not part.cls.is_enum for part in parts)
-        if is_object or any(isinstance(part, tuple | frozenset) for part in parts):
+        if any(isinstance(part, ProgramObject | tuple | frozenset) for part in parts):
             raise NotReadError(f"{self.place}: a key that is not read", got=said(key))
         return key
 
@@ -105,8 +112,8 @@ class Calls(ABC):
                 waiting += [*one.keys(), *one.values()]
             elif isinstance(one, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
                 waiting += one
-            elif isinstance(one, Instance):
-                waiting += one.values.values()
+            elif isinstance(one, ProgramObject):
+                waiting += vars(one).values()
             elif isinstance(one, Outside):
                 waiting += [*one.positional, *one.named.values()]
         return value
@@ -120,28 +127,20 @@ class Calls(ABC):
                 self.spend(len(of.name) // 64)
                 whole = f"{of.name}.{name}"
                 return self.of_packages.get(whole, Outside(whole, is_call=of.is_call, positional=of.positional))
-            case Instance():
-                return self._of_instance(of, name)
-            case Above():
-                return next((self._bound(one, of.instance, of.cls) for one in of.cls.find(name, after=of.after)),
-                            lambda *_, **__: None)  # fmt: skip
-            case Class():
-                return self._of_class(of, name)
-            case Function() | type() if name in ("__name__", "__qualname__"):
-                return of.__name__ if isinstance(of, type) else of.qualname
-            case Partial() if name in ("func", "keywords", "args"):
-                return {"func": of.function, "keywords": of.named, "args": of.positional}[name]
-            case Exception() if name == "args":
-                return of.args
-            case Path() if name in natives.PATH_PARTS:
-                return getattr(of, name)
-            case Field() if name in ("name", "default", "init"):
-                return getattr(of, name)
+            case super():  # of classes without text and of enums: functions without effect
+                is_read = not is_special(name) and issubclass(of.__self_class__, ProgramObject)
+                return getattr(of, name, _without_effect) if is_read else _without_effect
+            case Function() if name in ("__name__", "__qualname__"):
+                return of.qualname
+        if any(isinstance(of, kind) and name in names for kind, names in natives.PARTS.items()):
+            return getattr(of, name)
+        if is_class(of) or isinstance(of, ProgramObject | Enum):
+            return self._of_program(of, name)
         if of is object and name == "__setattr__":
             return self.set_attribute
         kind = of if isinstance(of, type) else type(of)
         if name in natives.METHODS.get(kind, ()) or (of is dict and name == "fromkeys"):
-            return Partial(self._method, (of, name))
+            return partial(self._method, of, name)
         raise AttributeError(f"{kind.__name__!r} object has no attribute {name!r}")
 
     def _method(self, of: Any, name: str, *positional: Any, **named: Any) -> Any:
@@ -166,38 +165,21 @@ class Calls(ABC):
         key = named.get("key")
         return named if key is None else named | {"key": lambda one: self.weigh(self.call(key, (one,), {}))}
 
-    def _of_instance(self, of: Instance, name: str) -> Any:
-        if name in of.values:
-            return of.values[name]
-        if name == "__class__":
-            return of.cls
-        if name == "__dict__":
-            return of.values
-        for found in of.cls.find(name):
-            return self._bound(found, of, of.cls)
-        if name in of.cls.fields and not of.cls.fields[name].is_required:
-            return of.cls.fields[name].value()
-        if base := of.cls.outside_base:
-            return Outside(f"{base.name}.{name}", is_call=True)
-        raise AttributeError(f"{of.cls.name!r} object has no attribute {name!r}")
-
-    def _of_class(self, of: Class, name: str) -> Any:
-        if name in ("__name__", "__qualname__", "__dict__", "__mro__"):
-            return {"__name__": of.name, "__qualname__": of.qualname, "__dict__": of.names}.get(name, of.mro)
-        for found in of.find(name):
-            return self._bound(found, None, of)
-        if base := of.outside_base:
-            return Outside(f"{base.name}.{name}")
-        raise AttributeError(f"type object {of.name!r} has no attribute {name!r}")
-
-    def _bound(self, found: Any, instance: Any, cls: Class) -> Any:
-        if isinstance(found, Wrapped):
-            if found.kind == "property" and instance is not None:
-                return self.call(found.function, (instance,), {})
-            return Partial(found.function, (cls,)) if found.kind == "classmethod" else found.function
-        if isinstance(found, Function) and isinstance(instance, Instance):
-            return Partial(found, (instance,))
-        return found
+    def _of_program(self, of: Any, name: str) -> Any:
+        """Return an attribute of a class of the program or of an instance, if the program has defined it."""
+        cls = of if isinstance(of, type) else type(of)
+        values = {} if isinstance(of, type | Enum) else vars(of)
+        own = {"__class__": cls, "__dict__": values or {n: v for n, v in vars(cls).items() if not is_special(n)}}
+        if name in own:
+            return own[name]
+        if name == "__mro__":
+            return tuple(one for one in cls.__mro__ if is_class(one))
+        is_defined = any(name in vars(one) for one in cls.__mro__ if is_class(one)) and not is_special(name)
+        if name in values or is_defined or (isinstance(of, Enum) and name in ("name", "value")):
+            return getattr(of, name)
+        if bases := outsides(cls):
+            return Outside(f"{bases[0].name}.{name}", is_call=of is not cls)
+        raise AttributeError(f"{cls.__name__!r} object has no attribute {name!r}")
 
     def _getattr(self, of: Any, name: str, *default: Any) -> Any:
         try:
@@ -214,21 +196,15 @@ class Calls(ABC):
 
     def set_attribute(self, of: Any, name: str, value: Any) -> None:
         """Set an attribute of an instance or a class."""
-        if isinstance(of, Instance):
-            if (
-                of.cls.is_dataclass
-                and name not in of.cls.fields
-                and not any(of.cls.find(name))
-                and not of.cls.outside_base
-            ):
-                raise AttributeError(f"{of.cls.qualname!r} object has no attribute {name!r}")
-            if isinstance(next(of.cls.find(name), None), Wrapped):
+        cls = type(of)
+        if isinstance(of, ProgramObject) and not is_special(name):
+            if dataclasses.is_dataclass(of) and not (hasattr(cls, name) or name in _fields(cls) or outsides(cls)):
+                raise AttributeError(f"{cls.__qualname__!r} object has no attribute {name!r}")
+            if isinstance(getattr(cls, name, None), property):
                 raise NotReadError(f"{self.place}: a property is set", got=name)
-            of.values[name] = value
-        elif isinstance(of, Class) and name in ("__name__", "__qualname__"):
-            setattr(of, name.strip("_"), value)
-        elif isinstance(of, Class):
-            of.names[name] = value
+            vars(of)[name] = value
+        elif is_class(of) and (name in ("__name__", "__qualname__") or not is_special(name)):
+            setattr(of, name, value)
         elif not isinstance(of, Outside) or of.is_call:
             raise NotReadError(f"{self.place}: an attribute is set on a value that the text does not state", got=name)
 
@@ -237,17 +213,13 @@ class Calls(ABC):
     def call(self, function: Any, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return what a function of the program, of Python or of another package returns."""
         self.spend()
-        if isinstance(function, Outside):
-            return Outside(function.name, is_call=True, positional=positional, named=named)
-        if isinstance(function, Partial):
-            return self.call(function.function, (*function.positional, *positional), function.named | named)
-        if isinstance(function, Class):
+        if isinstance(function, partial):
+            return self.call(function.func, (*function.args, *positional), function.keywords | named)
+        if is_class(function):
             return self._made(function, positional, named)
-        if isinstance(function, Instance):
-            return self.call(self._of_instance(function, "__call__"), positional, named)
         if not callable(function):
             raise TypeError(f"{said(function)} is not callable")
-        if function in natives.BUILTINS:
+        if not isinstance(function, ProgramObject) and function in natives.BUILTINS:
             return self._called_builtin(function, positional, named)
         return function(*positional, **named)
 
@@ -260,11 +232,13 @@ class Calls(ABC):
             raise ValueError("an integer of more than 300 digits")
         if function is round and any(isinstance(one, int) and abs(one) > natives.MOST_BITS for one in positional[1:]):
             raise ValueError(f"a number is rounded to more than {natives.MOST_BITS} digits")
-        if function in natives.EAGER or any(isinstance(one, Class) for one in positional):
+        if function in natives.EAGER:
             positional = tuple(
-                [*self.iterated(one)] if isinstance(one, Class | Iterable) and not isinstance(one, str | dict) else one
+                [*self.iterated(one)] if isinstance(one, Iterable) and not isinstance(one, str | dict) else one
                 for one in positional
             )
+        if function in (map, filter) and callable(called := positional[0]):
+            positional = (lambda *given: self.call(called, given, {}), *positional[1:])
         if function in natives.COMPARED:
             self.weigh([*positional])
         if function in (str, repr) or is_error:
@@ -282,42 +256,15 @@ class Calls(ABC):
             self.spend(len(str(made) if isinstance(made, Path) else made))
         return made
 
-    def _made(self, cls: Class, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def _made(self, cls: type, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return a new instance, or the member of an enum with this value."""
-        if cls.is_enum and positional:
-            members = [one for one in cls.names.values() if isinstance(one, Instance)]
-            self.spend(len(members))
-            self.weigh(positional[0])
-            for one in members:
-                if one.values["value"] == positional[0]:
-                    return one
-            raise ValueError(f"{positional[0]!r} is not a valid {cls.name}")
-        made = Instance(cls, {})
-        self.spend(len(cls.fields))
-        for start in cls.find("__init__"):
-            self.call(start, (made, *positional), named)
-            return made
-        if not cls.is_dataclass:
-            if base := cls.outside_base:
-                return Outside(f"{base.name}", is_call=True, positional=positional, named=named)
-            return made
-        taken = [one for one in cls.fields.values() if one.init]
-        if len(positional) > len(taken):
-            raise TypeError(f"{cls.qualname}() takes {len(taken)} arguments, and {len(positional)} are given")
-        given = {one.name: value for one, value in zip(taken, positional, strict=False)} | named
-        if unknown := sorted(given.keys() - {one.name for one in taken}):
-            raise TypeError(f"{cls.qualname}() has no argument {unknown[0]!r}")
-        if missing := [one.name for one in taken if one.is_required and one.name not in given]:
-            raise TypeError(f"{cls.qualname}() is missing {', '.join(missing)}")
-        made.values = {
-            name: given[name] if name in given else one.value()
-            for name, one in cls.fields.items()
-            if name in given or not one.is_required
-        }
-        for after in cls.find("__post_init__"):
-            self.call(after, (made,), {})
-            break
-        return made
+        self.spend(len(_fields(cls)))
+        if issubclass(cls, Enum):
+            self.spend(len(cls))
+            return cls(self.weigh(positional[0]))
+        if cls.__init__ is ProgramObject.__init__ and (bases := outsides(cls)):
+            return Outside(bases[0].name, is_call=True, positional=positional, named=named)
+        return cls(*positional, **named)
 
     def call_function(self, function: Function, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Return what a function of the program returns; of a generator, all items."""
@@ -334,40 +281,19 @@ class Calls(ABC):
         signal = self.body(function.body, scope)
         return iter(yielded) if function.yields else signal[1] if signal else None
 
-    def _field(self, *, default: Any = ABSENT, default_factory: Any = None, init: bool = True, **others: Any) -> Field:
-        has = default is not ABSENT
-        factory = None if default_factory is None else lambda: self.call(default_factory, (), {})
-        return Field(default=default if has else None, factory=factory, has_default=has, init=init)
+    def _field(self, **named: Any) -> Any:
+        if (factory := named.get("default_factory")) is not None:
+            named["default_factory"] = lambda: self.call(factory, (), {})
+        known = ("default", "default_factory", "init", "kw_only")
+        return dataclasses.field(**{name: value for name, value in named.items() if name in known})
 
     def _replaced(self, of: Any, **named: Any) -> Any:
-        """`dataclasses.replace`, and `copy.copy` without names."""
-        self.spend(len(of.values if isinstance(of, Instance) else of if isinstance(of, list | dict | set) else ()))
-        if not isinstance(of, Instance):
-            return of.copy() if isinstance(of, list | dict | set) else of
-        if not named:
-            return Instance(of.cls, dict(of.values))
-        inits = {name: value for name, value in of.values.items() if of.cls.fields[name].init}
-        return self._made(of.cls, (), inits | named)
+        return dataclasses.replace(self._copied(of), **named) if isinstance(of, ProgramObject) else of
 
-    def _copied(self, of: Any, memo: dict[int, Any] | None = None) -> Any:
-        """`copy.deepcopy`."""
-        self.spend()
-        memo = {} if memo is None else memo
-        if id(of) in memo:
-            return memo[id(of)]
-        if isinstance(of, list):
-            memo[id(of)] = made = []
-            made.extend(self._copied(one, memo) for one in of)
-            return made
-        if isinstance(of, dict):
-            return {key: self._copied(value, memo) for key, value in of.items()}
-        if isinstance(of, tuple):
-            return tuple(self._copied(one, memo) for one in of)
-        if isinstance(of, Instance) and not of.cls.is_enum:
-            memo[id(of)] = other = Instance(of.cls, {})
-            other.values.update((key, self._copied(value, memo)) for key, value in of.values.items())
-            return other
-        return self._replaced(of) if isinstance(of, set) else of
+    def _copied(self, of: Any) -> Any:
+        """`copy.copy`."""
+        self.spend(len(vars(of) if isinstance(of, ProgramObject) else of if isinstance(of, list | dict | set) else ()))
+        return copy.copy(of) if isinstance(of, ProgramObject | list | dict | set) else of
 
     def _is_instance(self, of: Any, kinds: Any) -> Any:
         found = [self._is_one(of, kind) for kind in (kinds if isinstance(kinds, tuple) else (kinds,))]
@@ -377,20 +303,28 @@ class Calls(ABC):
 
     def _is_one(self, of: Any, kind: Any) -> bool | None:
         """Return True, False, or None where the text does not say."""
-        if isinstance(of, Outside) and not isinstance(kind, Class):  # no class of the text, as far as it says
+        if isinstance(of, Outside) and not is_class(kind):  # no class of the text, as far as it says
             is_same = isinstance(kind, Outside) and kind.name.rpartition(".")[2] == of.name.rpartition(".")[2]
             return is_same or (None if of.is_call and not of.constructor else False)
         if kind is None:
             return of is None
-        if isinstance(kind, type):
-            return isinstance(of, kind)
         if isinstance(kind, Outside) and kind.name.endswith("Callable"):
-            return callable(of) or isinstance(of, Class | Partial)
-        return isinstance(of, Instance) and kind in of.cls.mro
+            return callable(of)
+        return _is_below(type(of), kind)
 
     def _is_subclass(self, cls: Any, kinds: Any) -> bool:
-        kinds = kinds if isinstance(kinds, tuple) else (kinds,)
-        return isinstance(cls, Class) and any(kind in cls.mro for kind in kinds)
+        return any(_is_below(cls, kind) for kind in (kinds if isinstance(kinds, tuple) else (kinds,)))
+
+
+def _is_below(cls: Any, kind: Any) -> bool:
+    if not isinstance(cls, type):
+        return False
+    return issubclass(cls, kind) if isinstance(kind, type) else kind in outsides(cls)
+
+
+def _fields(cls: type) -> Mapping[str, Any]:
+    """Return the fields of a dataclass of the program; other classes have none."""
+    return getattr(cls, "__dataclass_fields__", {}) if is_class(cls) else {}
 
 
 def _arguments(function: Function, positional: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
@@ -417,10 +351,14 @@ def _arguments(function: Function, positional: tuple[Any, ...], named: dict[str,
     return found
 
 
+def _without_effect(*_: Any, **__: Any) -> None: ...
+
+
 def _type_of(of: Any) -> Any:
     if isinstance(of, Outside):
         return Outside(of.name, is_call=of.constructor is None)
-    return of.cls if isinstance(of, Instance) else type(of)
+    is_known = of is None or isinstance(of, ProgramObject | Enum) or type(of) in natives.BUILTINS
+    return type(of) if is_known else Outside("type")
 
 
 def said(value: Any) -> str:
@@ -430,8 +368,12 @@ def said(value: Any) -> str:
             return (value.message if isinstance(value, NotReadError) else f"{type(value).__name__}: {value}")[:LONGEST]
         case Outside():
             return value.name[:LONGEST]
-        case Instance() | Class():
-            return f"<{value.cls.qualname if isinstance(value, Instance) else value.qualname}>"
+        case ProgramObject() | Enum():
+            return f"<{type(value).__qualname__}>"
+        case type() if is_class(value):
+            return f"<{value.__qualname__}>"
+        case MethodType():
+            return said(value.__func__)
         case Function():
             return value.qualname
         case str() | int() | float() | None:

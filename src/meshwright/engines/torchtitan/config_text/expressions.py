@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, KeysView
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from meshwright.engines.torchtitan.config_text import natives
 from meshwright.engines.torchtitan.config_text.calls import Calls, said
 from meshwright.engines.torchtitan.config_text.values import (
-    Above,
-    Class,
     Function,
-    Instance,
     NameScope,
     NotReadError,
     Outside,
+    ProgramObject,
+    is_class,
     source_of,
 )
 
@@ -63,9 +63,8 @@ class Expressions(Calls):
         if name in self._functions:
             return self._functions[name]
         if name == "super":
-            owner = scope.function.owner if scope.function else None
-            cls = scope.first.cls if isinstance(scope.first, Instance) else scope.first
-            return (lambda *given: Above(scope.first, cls, owner)) if owner else Outside(name)
+            owner, above = scope.function and scope.function.owner, cast("Any", super)
+            return (lambda *_: above(owner, scope.first)) if owner else Outside(name)
         if name == "print" or inside.outside_star or name in ("os", "open", "exec", "eval", "__import__", "compile"):
             return Outside(name)
         raise NameError(f"name {name!r} is not defined")
@@ -144,7 +143,7 @@ class Expressions(Calls):
 
     def operated(self, kind: type[ast.operator], left: Any, right: Any, node: ast.AST) -> Any:
         """Return LEFT operator RIGHT."""
-        if kind is ast.BitOr and any(isinstance(one, Class | type) for one in (left, right)):
+        if kind is ast.BitOr and any(isinstance(one, type) for one in (left, right)):
             return tuple(part for one in (left, right) for part in (one if isinstance(one, tuple) else (one,)))
         function = natives.OPERATORS.get(kind)
         known = int | float | str | list | tuple | dict | set | frozenset | KeysView | Path
@@ -153,7 +152,7 @@ class Expressions(Calls):
             or not (isinstance(left, known) and isinstance(right, known))
             or (kind is ast.Mod and isinstance(left, str))
         ):
-            if isinstance(left, Instance) or isinstance(right, Instance):
+            if isinstance(left, ProgramObject) or isinstance(right, ProgramObject):
                 raise NotReadError(f"{self.place}: an operator of a class", got=source_of(node)[:200])
             return Outside(source_of(node), is_call=True)
         self.spend(natives.weight(function, left, right))
@@ -194,7 +193,7 @@ class Expressions(Calls):
                 self.weigh(right)
             if any(isinstance(one, Outside) and one.is_call for one in (left, right)):
                 return Outside(source_of(node), is_call=True)
-            if not _compared(kind, left, right):
+            if not natives.COMPARISONS[type(kind)](left, right):
                 return False
             left = right
         return True
@@ -232,9 +231,9 @@ class Expressions(Calls):
             if isinstance(key, slice):
                 self.spend(len(of))
             return of[self.key(key)]
-        if isinstance(of, Class) and of.is_enum and key in of.names:
-            return of.names[key]
-        if isinstance(of, Class | type):
+        if is_class(of) and issubclass(of, Enum) and key in of.__members__:
+            return of[key]
+        if isinstance(of, type):
             return of  # List[int]
         self.spend(len(of.name) // 64 if isinstance(of, Outside) else 1)
         # an item of a class is a type: `Callable[..., int]`
@@ -281,25 +280,3 @@ class Expressions(Calls):
         made = self.call(function, tuple(positional), named)
         self.place = place
         return made
-
-
-def _compared(kind: ast.cmpop, left: Any, right: Any) -> bool:
-    match kind:
-        case ast.Is() | ast.IsNot():
-            same = left == right if isinstance(left, Outside) else left is right
-            return same is isinstance(kind, ast.Is)
-        case ast.Eq():
-            return bool(left == right)
-        case ast.NotEq():
-            return bool(left != right)
-        case ast.In():
-            return left in right
-        case ast.NotIn():
-            return left not in right
-        case ast.Lt():
-            return bool(left < right)
-        case ast.LtE():
-            return bool(left <= right)
-        case ast.Gt():
-            return bool(left > right)
-    return bool(left >= right)

@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import ast
 import builtins
 import math
 import operator
 import os
 import re
-from ast import Add, BitAnd, BitOr, BitXor, Div, FloorDiv, LShift, Mod, Mult, Pow, RShift, Sub
 from collections.abc import Callable, Mapping, Sized
+from dataclasses import MISSING, Field
+from enum import auto
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from meshwright.engines.torchtitan.config_text.values import Outside
+
 OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
-    Add: operator.add, Sub: operator.sub, Mult: operator.mul, Div: operator.truediv, FloorDiv: operator.floordiv,
-    Mod: operator.mod, Pow: operator.pow, BitOr: operator.or_, BitAnd: operator.and_, BitXor: operator.xor,
-    LShift: operator.lshift, RShift: operator.rshift,
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod, ast.Pow: operator.pow, ast.BitOr: operator.or_,
+    ast.BitAnd: operator.and_, ast.BitXor: operator.xor, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
 }  # fmt: skip
+
+COMPARISONS: Mapping[type, Callable[[Any, Any], Any]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.GtE: operator.ge, ast.Is: lambda left, right: is_same(left, right),
+    ast.IsNot: lambda left, right: not is_same(left, right), ast.In: lambda left, right: left in right,
+    ast.NotIn: lambda left, right: left not in right,
+}  # fmt: skip
+
+
+def is_same(left: Any, right: Any) -> bool:
+    """Return True for one value; names from outside are values of their own."""
+    return left == right if isinstance(left, Outside) else left is right
+
 
 _FUNCTIONS = """
     abs all any bool dict divmod enumerate filter float frozenset int iter len list map max min next print reversed
@@ -46,7 +64,11 @@ _METHODS = {
 }
 METHODS = {kind: frozenset(names.split()) for kind, names in _METHODS.items()}
 
-PATH_PARTS = frozenset(("parent", "name", "stem", "suffix"))
+PARTS: Mapping[type, tuple[str, ...]] = {
+    Path: ("parent", "name", "stem", "suffix"), Field: ("name", "default", "init"), Exception: ("args",),
+    partial: ("func", "keywords", "args"), type: ("__name__", "__qualname__"),
+}  # fmt: skip
+"""Attributes of other values of Python."""
 
 PATHS: dict[str, Any] = {"pathlib.Path": Path} | {
     f"os.path.{name}": getattr(os.path, name) for name in ("join", "dirname", "basename", "abspath")
@@ -60,6 +82,8 @@ DEVICES: dict[str, Any] = {
     "torch.cuda.get_device_capability": lambda: (10, 0),
     "torch.version.hip": None,
     "typing.TYPE_CHECKING": False,
+    "dataclasses.MISSING": MISSING,
+    "enum.auto": auto,
     "importlib.util.find_spec": lambda name: name,
     "torch.nn.attention.flex_attention._DEFAULT_SPARSE_BLOCK_SIZE": 128,
 }

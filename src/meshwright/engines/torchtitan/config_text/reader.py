@@ -8,29 +8,37 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum, StrEnum
+from types import new_class
 from typing import Any
 
 from meshwright.engines.torchtitan.config_text import natives
-from meshwright.engines.torchtitan.config_text.calls import said
+from meshwright.engines.torchtitan.config_text.calls import is_special, said
 from meshwright.engines.torchtitan.config_text.expressions import Expressions
 from meshwright.engines.torchtitan.config_text.modules import ProjectModules
 from meshwright.engines.torchtitan.config_text.values import (
-    Class,
-    Field,
     Function,
-    Instance,
     Lazy,
     ModuleName,
     NameScope,
     NotReadError,
     Outside,
-    Wrapped,
+    ProgramObject,
+    is_class,
     once,
     source_of,
 )
 
 RETURN, BREAK, CONTINUE = "return", "break", "continue"
 Signal = tuple[str, Any] | None
+KINDS: dict[str, Any] = {
+    "property": property,
+    "cached_property": property,
+    "staticmethod": staticmethod,
+    "classmethod": classmethod,
+}
+"""Functions of a class by their decorators."""
 
 
 class Reader(Expressions):
@@ -40,6 +48,7 @@ class Reader(Expressions):
         super().__init__()
         self._modules = modules
         self._loaded: dict[str, NameScope] = {}
+        self._outsides: dict[str, type] = {}
 
     def module(self, name: str) -> NameScope | None:
         """Return the names of a module; None: its text is not at hand."""
@@ -116,7 +125,7 @@ class Reader(Expressions):
             isinstance(value, Outside)
             and value.is_call
             and not natives.WITHOUT_EFFECT.search(value.name)
-            and any(isinstance(one, Instance | list | dict) for one in (*value.positional, *value.named.values()))
+            and any(isinstance(one, ProgramObject | list | dict) for one in (*value.positional, *value.named.values()))
         ):
             raise NotReadError(
                 f"{self.place}: a call that may change the configuration, whose text is not at hand", got=value.name
@@ -222,11 +231,11 @@ class Reader(Expressions):
         function: Any = self.function(node, node.name, scope)
         for decorator in reversed(node.decorator_list):
             name = source_of(decorator.func if isinstance(decorator, ast.Call) else decorator)
-            if name in ("property", "staticmethod", "classmethod", "cached_property", "functools.cached_property"):
-                function = Wrapped(name.rpartition(".")[2].removeprefix("cached_"), function)
+            if (kind := name.rpartition(".")[2]) in KINDS:
+                function = KINDS[kind](function)
             elif name.endswith(".setter"):
                 function = scope.names[node.name]
-            elif name.rpartition(".")[2] not in natives.KEPT:
+            elif kind not in natives.KEPT:
                 try:
                     function = self.call(self.value(decorator, scope), (function,), {})
                 except NotReadError as error:
@@ -237,45 +246,50 @@ class Reader(Expressions):
         qualname = scope.names.get("<qualname>", "") + node.name
         inside = NameScope(names={"<qualname>": f"{qualname}."}, parent=scope, file=scope.file, module=scope.module,
                        is_class=True)  # fmt: skip
-        bases = tuple(self.value(base, scope) for base in node.bases)
-        bases = tuple(Outside(one.__name__) if isinstance(one, type) else one for one in bases if one is not object)
+        bases = [base for one in node.bases if (base := self._base(self.value(one, scope))) is not object]
         self.body(node.body, inside)
-        annotated = inside.names.pop("<annotated>", {})
-        inside.names.pop("<qualname>")
-        cls = Class(node.name, qualname, bases, inside.names)
-        above = next((one for one in cls.mro[1:] if isinstance(one, Class) and one.is_dataclass), None)
-        cls.fields, cls.is_dataclass = (dict(above.fields), True) if above else ({}, False)
-        self.spend(len(cls.fields))
-        for value in cls.names.values():
-            function = value.function if isinstance(value, Wrapped) else value
+        names = {
+            name: value for name, value in inside.names.items() if not name.startswith("<") and not is_special(name)
+        }
+        if any(issubclass(one, Enum) for one in bases):
+            mixed = tuple(one for one in bases if not issubclass(one, ProgramObject))
+            cls: Any = new_class(node.name, mixed, exec_body=lambda content: content.update(names))
+        else:
+            read = [one if is_class(one) else self._outside(one.__name__) for one in bases]
+            cls = type(node.name, (*read,) or (ProgramObject,), names)
+        cls.__qualname__ = qualname
+        self.spend(len(cls.__mro__))
+        for value in names.values():
+            function = getattr(value, "fget", None) or getattr(value, "__func__", value)
             if isinstance(function, Function) and function.owner is None:
                 function.owner = cls
-        if cls.is_enum:
-            for name, value in cls.names.items():
-                if not name.startswith("_") and not isinstance(value, Function | Wrapped):
-                    cls.names[name] = Instance(cls, {"name": name, "value": value})
-        marks = [source_of(one) for one in node.decorator_list]
-        if any(mark.partition("(")[0].rpartition(".")[2] == "dataclass" for mark in marks):
-            cls.fields, cls.is_dataclass = _fields(cls, annotated), True
-        config = cls.names.get("Config")
-        if isinstance(config, Class) and any(isinstance(one, Class) and one.name == "Configurable" for one in cls.mro):
-            config.names["_owner"] = cls
+        for mark in node.decorator_list:
+            if source_of(mark).partition("(")[0].rpartition(".")[2] == "dataclass":
+                self._make_dataclass(cls, inside.names.get("<annotated>", {}), mark)
+        config = names.get("Config")
+        if is_class(config) and any(one.__name__ == "Configurable" for one in cls.__mro__):
+            config._owner = cls
         scope.names[node.name] = cls
 
+    def _base(self, value: Any) -> type:
+        """Return a class above another one, made here if its text is not read."""
+        if isinstance(value, Outside) and value.name.endswith("Enum"):
+            return {"StrEnum": StrEnum, "IntEnum": IntEnum}.get(value.name.rpartition(".")[2], Enum)
+        return value if isinstance(value, type) else self._outside(said(value))
 
-def _fields(cls: Class, annotated: dict[str, str]) -> dict[str, Field]:
-    """Return the fields of a dataclass: those of the classes above, and its own."""
-    above = [one for one in reversed(cls.mro[1:]) if isinstance(one, Class)]
-    fields = {name: field for one in above for name, field in one.fields.items()}
-    for name, kind in annotated.items():
-        if kind.lstrip("'\"").startswith(("ClassVar", "typing.ClassVar", "KW_ONLY")):
-            continue
-        given = cls.names.pop(name, None) if isinstance(cls.names.get(name), Field) else None
-        if given is None:
-            given = Field(default=cls.names.get(name), has_default=name in cls.names)
-        given.name = name
-        fields[name] = given
-    return fields
+    def _outside(self, name: str) -> type:
+        return self._outsides.setdefault(name, type(name, (ProgramObject,), {"<outside>": Outside(name)}))
+
+    def _make_dataclass(self, cls: Any, annotated: dict[str, str], mark: ast.expr) -> None:
+        """Make a dataclass of a class; its types are not read."""
+        others = ("ClassVar", "typing.ClassVar", "KW_ONLY")
+        kinds = {name: kind.lstrip("'\"") for name, kind in annotated.items() if not is_special(name)}
+        names = [name for name, kind in kinds.items() if not kind.startswith(others)]
+        cls.__annotations__ = dict.fromkeys(names, object)
+        self.spend(len(names) + len(getattr(cls, "__dataclass_fields__", ())))
+        keywords = mark.keywords if isinstance(mark, ast.Call) else []
+        flags = {one.arg: one.value.value for one in keywords if isinstance(one.value, ast.Constant)}
+        dataclass(**{name: bool(flags[name]) for name in ("init", "eq", "kw_only") if name in flags})(cls)
 
 
 def _parsed(text: str, file: str) -> ast.Module:

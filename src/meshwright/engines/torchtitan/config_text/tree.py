@@ -8,14 +8,18 @@ exported module that states the software of its run is under "software".
 
 from __future__ import annotations
 
+from dataclasses import MISSING, Field, fields, is_dataclass
+from enum import Enum
+from functools import partial
 from pathlib import Path
+from types import MethodType
 from typing import Any
 
 from meshwright.engines.software_line import found_lines
 from meshwright.engines.torchtitan.config_text.calls import said
 from meshwright.engines.torchtitan.config_text.modules import ProjectModules, changed_ns, module_of
 from meshwright.engines.torchtitan.config_text.reader import Reader
-from meshwright.engines.torchtitan.config_text.values import Class, Function, Instance, NotReadError, Outside, Partial
+from meshwright.engines.torchtitan.config_text.values import Function, NotReadError, Outside, ProgramObject
 from meshwright.errors import InputError
 
 PACKAGES = ("torchtitan.models", "torchtitan.experiments")  # torchtitan's `--module` searches them too
@@ -104,9 +108,9 @@ class _Nodes:
         """Return `value` as JSON."""
         self._reader.spend(1 + (len(path) + (len(value) if isinstance(value, str) else 0)) // 64)
         match value:
-            case Instance() if value.cls.is_enum:
-                return value.values["name"]
-            case Instance() if value.cls.is_dataclass:
+            case Enum():
+                return value.name
+            case ProgramObject() if is_dataclass(value):
                 return self._instance(value, path)
             case dict():
                 return {str(key): self.node(one, f"{path}.{key}") for key, one in value.items()}
@@ -114,21 +118,24 @@ class _Nodes:
                 return [self.node(one, f"{path}.{i}") for i, one in enumerate(value)]
             case None | bool() | int() | float() | str():
                 return value
-            case Partial():
-                return {"function": _name(value.function), **self.node(value.named, path)}
+            case partial():
+                return {"function": _name(value.func), **self.node(value.keywords, path)}
             case Outside() if value.is_call:
                 return self._outside(value, path)
         return {"function": _name(value)}
 
-    def _instance(self, value: Instance, path: str) -> dict[str, Any]:
-        fields = [field for field in value.cls.fields.values() if field.init and field.name in value.values]
-        owner = next(value.cls.find("_owner"), None) or value.cls
-        given = [one.name for one in fields if one.is_required or self._differ(value.values[one.name], one.value())]
+    def _instance(self, value: Any, path: str) -> dict[str, Any]:
+        held = [one for one in fields(value) if one.init and one.name in vars(value)]
+        owner = getattr(type(value), "_owner", type(value))
         return {
-            "is": owner.name,
-            "fields": {one.name: self.node(value.values[one.name], f"{path}.{one.name}") for one in fields},
-            "given": given,
+            "is": owner.__name__,
+            "fields": {one.name: self.node(getattr(value, one.name), f"{path}.{one.name}") for one in held},
+            "given": [one.name for one in held if self._is_given(getattr(value, one.name), one)],
         }
+
+    def _is_given(self, value: Any, field: Field[Any]) -> bool:
+        default = field.default if field.default_factory is MISSING else field.default_factory()
+        return default is MISSING or self._differ(value, default)
 
     def _differ(self, value: Any, default: Any) -> bool:
         if not isinstance(default, int | float | str | None):
@@ -153,6 +160,8 @@ def _name(function: Any) -> str:
     match function:
         case Outside():
             return function.name.rpartition(".")[2]
-        case Class() | Function():
+        case Function():
             return function.qualname
+        case MethodType():
+            return _name(function.__func__)
     return getattr(function, "__qualname__", None) or type(function).__name__

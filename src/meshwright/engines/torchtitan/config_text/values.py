@@ -1,19 +1,21 @@
-"""Values of a program that is read as text, and the limits of reading it."""
+"""Values of a program that is read as text, and the limits of reading it.
+
+Its classes and their instances are those of Python, without methods that Python calls by itself.
+"""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import Enum
+from types import MethodType
 from typing import Any
 
 from meshwright.errors import InputError
 
 MOST_STEPS = 3_000_000
 """Steps of one configuration: expressions, and items of lists. The largest of torchtitan takes 1,400,000."""
-
-MOST_CLASSES = 256
-"""Classes above one class, with those that several bases share."""
 
 
 def once(node: ast.AST, name: str, make: Callable[..., Any], *given: Any) -> Any:
@@ -51,6 +53,12 @@ class Outside:
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def __deepcopy__(self, memo: object) -> Outside:
+        return self
+
+    def __call__(self, *positional: Any, **named: Any) -> Outside:
+        return Outside(self.name, is_call=True, positional=positional, named=named)
 
     @property
     def constructor(self) -> tuple[str, str] | None:
@@ -90,7 +98,7 @@ class NameScope:
 
 @dataclass(eq=False, repr=False)
 class Function:
-    """A function of the program; `call` evaluates it."""
+    """A function of the program; `call` evaluates it. Its class, `owner`, binds it as Python binds functions."""
 
     name: str
     qualname: str
@@ -99,7 +107,7 @@ class Function:
     scope: NameScope
     defaults: dict[str, Any]
     call: Callable[..., Any]
-    owner: Class | None = None
+    owner: type | None = None
 
     @property
     def yields(self) -> bool:
@@ -119,22 +127,11 @@ class Function:
     def __call__(self, *positional: Any, **named: Any) -> Any:
         return self.call(self, positional, named)
 
+    def __get__(self, instance: object, cls: type | None = None) -> Any:
+        return self if instance is None else MethodType(self, instance)
 
-@dataclass(eq=False, repr=False)
-class Partial:
-    """`functools.partial`, and a method with its instance or class."""
-
-    function: Any
-    positional: tuple[Any, ...] = ()
-    named: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(eq=False, repr=False)
-class Wrapped:
-    """A property, a static method or a class method."""
-
-    kind: str
-    function: Any
+    def __deepcopy__(self, memo: object) -> Function:
+        return self
 
 
 @dataclass(eq=False, repr=False)
@@ -152,78 +149,17 @@ class ModuleName:
     name: str
 
 
-@dataclass(eq=False, repr=False)
-class Field:
-    """A field of a dataclass."""
+class ProgramObject:
+    """The base of all classes of the program except its enums. A class above it without text is an `Outside` in it."""
 
-    name: str = ""
-    default: Any = None
-    factory: Any = None
-    has_default: bool = False
-    init: bool = True
-
-    def value(self) -> Any:
-        """Return the default."""
-        return self.factory() if self.factory is not None else self.default
-
-    @property
-    def is_required(self) -> bool:
-        return not self.has_default and self.factory is None
+    def __init__(self, *_: Any, **__: Any) -> None: ...
 
 
-@dataclass(eq=False, repr=False)
-class Class:
-    """A class of the program."""
-
-    name: str
-    qualname: str
-    bases: tuple[Any, ...]
-    names: dict[str, Any]
-    fields: dict[str, Field] = field(default_factory=dict)
-    is_dataclass: bool = False
-
-    def __post_init__(self) -> None:
-        above = [one for base in self.bases for one in (base.mro if isinstance(base, Class) else [base])]
-        if len(above) > MOST_CLASSES:
-            raise NotReadError(f"class {self.name} has more than {MOST_CLASSES} classes above it")
-        self.mro: list[Any] = [self, *(one for i, one in enumerate(above) if one not in above[i + 1 :])]
-        """This class and those above: each before its bases, a shared base after all that share it."""
-        self.is_enum = any(isinstance(one, Outside) and one.name.endswith("Enum") for one in self.mro)
-
-    def find(self, name: str, *, after: Class | None = None) -> Iterator[Any]:
-        """Yield what `name` is in this class and those above; after `after` only."""
-        mro = self.mro
-        for one in mro[mro.index(after) + 1 if after else 0 :]:
-            if isinstance(one, Class) and name in one.names:
-                yield one.names[name]
-
-    @property
-    def outside_base(self) -> Outside | None:
-        return next((one for one in self.mro if isinstance(one, Outside)), None)
+def is_class(value: object) -> bool:
+    """Return True for a class of the program."""
+    return isinstance(value, type) and issubclass(value, ProgramObject | Enum)
 
 
-@dataclass(eq=False, repr=False)
-class Instance:
-    """An instance of a class of the program."""
-
-    cls: Class
-    values: dict[str, Any]
-
-    def __eq__(self, other: object) -> bool:
-        if self.cls.is_enum and isinstance(other, str):
-            return bool(self.values["value"] == other)
-        if not (isinstance(other, Instance) and other.cls is self.cls and self.cls.is_dataclass):
-            return self is other
-        return self.values == other.values
-
-    def __hash__(self) -> int:
-        return id(self)
-
-
-@dataclass(eq=False, repr=False)
-class Above:
-    """`super()`."""
-
-    instance: Any
-    cls: Class
-    after: Class
+def outsides(cls: type) -> list[Outside]:
+    """Return the classes above `cls` whose text is not read."""
+    return [vars(one)["<outside>"] for one in cls.__mro__ if "<outside>" in vars(one)]
