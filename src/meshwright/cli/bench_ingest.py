@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.api.bench_ingest import bench_ingest, ingest_request
 from meshwright.api.question import question_of
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
+from meshwright.cli.output import emitted_json, note, print_line, print_text_tables, say, wants_json, write_html
 from meshwright.errors import InputError
 from meshwright.records.files import free_folder, now
 from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
@@ -18,7 +18,7 @@ from meshwright.training.cpu_libraries import require_torch
 BENCH = "meshwright.bench.ingest.bench"
 
 
-def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
+def run(*, asked: dict[str, Any], html_path: Path | None) -> None:
     """Check the options, measure, record and report."""
     require_torch("encoding chunks")
     given = question_of(bench_ingest).checked(asked)
@@ -26,7 +26,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
     if (folder / SIDECAR_NAME).exists():
         raise InputError("there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out")
     request = ingest_request(**given)
-    watch = IngestProgress(as_json=as_json)
+    watch = IngestProgress()
     ready = load("meshwright.bench.ingest.prepare:prepare")(request, watch=watch)
     sidecar = load(f"{BENCH}:facts")(request, ready, command=["meshwright", *sys.argv[1:]])
     recorder = IngestRecorder(folder, sidecar=sidecar)
@@ -42,9 +42,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
         recorder.save(ended=now())
     result = load("meshwright.answers.ingest_result:IngestBenchmark")(records=recorder.records)
     write_html("meshwright.report.ingest:ingest_page", recorder.records, path=html_path)
-    if as_json:
-        emit_json({**result.to_dict(), "records": folder, "page": html_path})
-    else:
+    if not emitted_json({**result.to_dict(), "records": folder, "page": html_path}):
         print_text_tables(load("meshwright.report.ingest:tables")(recorder.records))
         print_line()
         print_line(f"Records: {folder}" + (f"; page: {html_path}" if html_path else ""))
@@ -54,8 +52,8 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
 class IngestProgress:
     """Show the current measurement and each result on stderr."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self.is_live = sys.stderr.isatty() and not as_json
+    def __init__(self) -> None:
+        self.is_live = sys.stderr.isatty() and not wants_json()
         self.what, self.total, self.done = "", None, 0
 
     def begin(self, what: str, total: int | None) -> None:

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
+from meshwright.cli.output import emitted_json, note, print_line, print_text_tables, say, write_html
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
 from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
@@ -139,9 +139,7 @@ def _report(found: list[Any], document: dict[str, Any], options: dict[str, Any],
     report = "meshwright.report.serving_offline"
     page, compared = f"{report}:offline_page", document["comparison"]
     write_html(page, found, comparison=compared, about=document, path=options["html_path"])
-    if options["as_json"]:
-        emit_json({"records": path, "page": options["html_path"], **document})
-    else:
+    if not emitted_json({"records": path, "page": options["html_path"], **document}):
         print_text_tables(load(f"{report}:tables")(found, document["comparison"]))
         print_line()
         print_line(f"Records: {path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))

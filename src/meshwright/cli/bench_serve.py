@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog import lookup as catalog
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, say, write_html
+from meshwright.cli.output import (
+    emit_json,
+    emitted_json,
+    note,
+    print_line,
+    print_text_tables,
+    say,
+    wants_json,
+    write_html,
+)
 from meshwright.doctor.checks import Node
 from meshwright.doctor.devices import find_devices
 from meshwright.doctor.examine import facts
@@ -79,8 +88,7 @@ def show_results(options: dict[str, Any]) -> None:
     read = load("meshwright.bench.serving.importers:read_results_of")
     found = [result for path in options["results"] for result in read(path)]
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
-    if options["as_json"]:
-        emit_json(load("meshwright.report.serving:results_document")(found, bound_s=bound_s))
+    if emitted_json(load("meshwright.report.serving:results_document")(found, bound_s=bound_s)):
         return
     print_text_tables(load("meshwright.report.serving:results_tables")(found, bound_s=bound_s))
 
@@ -99,7 +107,7 @@ def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: di
         note(f"{len(recorder.points)} loads were measured before")
     if fault := request.source.prefix_fault:
         note(fault)
-    watch = LoadWatch(as_json=options["as_json"])
+    watch = LoadWatch()
     try:
         outcome = measure_loads(request, recorder=recorder, begin=watch.begin, done=watch.end)
     except KeyboardInterrupt:
@@ -130,7 +138,7 @@ def _report(
     page = "meshwright.report.serving:serving_page"
     write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
     document = load("meshwright.report.serving:serving_document")(found, bound_s=bound_s)
-    if options["as_json"]:
+    if wants_json():
         emit_json(
             {
                 "records": recorder.path,
@@ -219,8 +227,8 @@ def _version(package: str) -> str:
 class LoadWatch:
     """Show on stderr what each load measured."""
 
-    def __init__(self, *, as_json: bool) -> None:
-        self.is_live = sys.stderr.isatty() and not as_json
+    def __init__(self) -> None:
+        self.is_live = sys.stderr.isatty() and not wants_json()
 
     def begin(self, asked: Load, repeat: int) -> None:
         """A load begins."""

@@ -14,7 +14,7 @@ from meshwright.api.bench import bench_train, sweep_request
 from meshwright.api.question import question_of
 from meshwright.bench.training import TrainingBenchRequest, train_all
 from meshwright.bench.training_summary import Summary, contests, summaries, verdict
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, say, write_html
+from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, say, wants_json, write_html
 from meshwright.errors import InfeasibleError, printable
 from meshwright.records.sweep import Configuration
 from meshwright.records.trainings import TrainingRecorder, TrainingRow, TrainingStatus
@@ -22,7 +22,7 @@ from meshwright.report.training_sweep import accuracy_sentence, outlier_sentence
 from meshwright.targets import load
 
 
-def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
+def run(*, asked: dict[str, Any], html_path: Path | None) -> None:
     """Train every configuration and summarize the measurements."""
     given = question_of(bench_train).checked(asked)
     request, recorder = sweep_request(**given, command=("meshwright", *sys.argv[1:]))
@@ -31,7 +31,7 @@ def run(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None
         with progress("drawing the page"):
             page = "meshwright.report.training_sweep:sweep_page"
             write_html(page, found_summaries, sidecar=recorder.sidecar, path=html_path)
-    if as_json:
+    if wants_json():
         _emit(found_summaries, recorder, html_path)
     else:
         _show(found_summaries, recorder, html_path)

@@ -10,7 +10,7 @@ from typing import Any
 from meshwright.answers.quantities import interval_of, percent, value_of
 from meshwright.calibration import communication
 from meshwright.calibration.device import DeviceCalibration, installed_path, to_document
-from meshwright.cli.output import emit_json, note, print_line, print_table
+from meshwright.cli.output import emitted_json, note, print_line, print_table
 from meshwright.cli.run_input import run_from
 from meshwright.cost.uncertainty import Z80
 from meshwright.errors import InputError
@@ -36,7 +36,6 @@ def run(
     framework: str,
     install: bool,
     run_path: Path | None,
-    as_json: bool,
 ) -> None:
     """Calibrate, write the files, and show the errors."""
     if tables is None:
@@ -54,8 +53,7 @@ def run(
     for target in targets:
         _write(jsonable(to_document(found)), target)
     advice = None if run_path is None else advise(run_from(run_path, calibration=str(targets[0])))
-    if as_json:
-        emit_json(_document(found, targets, advice))
+    if emitted_json(_document(found, targets, advice)):
         return
     _show(found, advice)
     for target in targets:

@@ -58,7 +58,6 @@ def run(
     overrides: tuple[str, ...],
     trace_path: Path | None,
     html_path: Path | None,
-    as_json: bool,
     **keys: Any,
 ) -> None:
     """Estimate, and write the formats asked for. `keys`: options of keys of the run file.
@@ -68,7 +67,7 @@ def run(
     if is_memory:
         others = (run_path, *overrides, trace_path, html_path, *keys.values())
         _require_model(asked["model"], given=next((str(value) for value in others if value), None))
-        print_model_memory(asked, csv_path=csv_path, as_json=as_json)
+        print_model_memory(asked, csv_path=csv_path)
         return
     of_run = _keys_of_run((*asked, "csv_path"))
     if run_path is None and keys["cluster"] is None:
@@ -85,7 +84,7 @@ def run(
     note(*done.notes)
     write(trace_path, lambda path: _write_trace(done, path))
     write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
-    emit(done, _print, as_json=as_json)
+    emit(done, _print)
 
 
 def _require_model(model: str | None, *, given: str | None) -> None:
@@ -257,12 +256,12 @@ def _print_training(done: RunEstimate) -> None:
 # --- --memory ---
 
 
-def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None, as_json: bool) -> None:
+def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None) -> None:
     """Ask `estimate_memory`, and write the formats asked for."""
     found = ask(estimate_memory, asked)
     note(*found.notes)
     write(csv_path, found.write_csv)
-    emit(found, _print_model, as_json=as_json)
+    emit(found, _print_model)
 
 
 def _print_model(found: ModelMemory) -> None:

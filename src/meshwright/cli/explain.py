@@ -12,7 +12,7 @@ from meshwright.answers.explanation import Explanation, verdict_sentence
 from meshwright.answers.quantities import percent, rate, value_of
 from meshwright.api.plan import explain
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, bar_width, emit_json, exit_unless, print_line, print_table, progress
+from meshwright.cli.output import Align, bar_width, emitted_json, exit_unless, print_line, print_table, progress
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.explain import Difference
@@ -24,7 +24,7 @@ TABLE_WIDTH = 80
 """Columns of the table of components with bars of that width."""
 
 
-def run(*, asked: dict[str, Any], overrides: tuple[str, ...], as_json: bool, **keys: Any) -> None:
+def run(*, asked: dict[str, Any], overrides: tuple[str, ...], **keys: Any) -> None:
     """Compare the run's plan with another, and answer the questions of --why-not; exit with 1 if it cannot run.
 
     `keys`: options of keys of both run files.
@@ -34,9 +34,7 @@ def run(*, asked: dict[str, Any], overrides: tuple[str, ...], as_json: bool, **k
         asked["against"] = run_from(asked["against"], **keys)
     with progress(f"explaining {run.name}"):
         answer = ask(explain, asked)
-    if as_json:
-        emit_json(answer.to_dict())
-    else:
+    if not emitted_json(answer):
         if run.cluster is not None and (line := hardware_line(run.cluster)) is not None:
             print_line(line)
         _print(answer)

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from meshwright.api.folders import results_folder
-from meshwright.cli.output import emit_json, emit_text, note, print_line, print_table, say
+from meshwright.cli.output import emit_json, emit_text, emitted_json, note, print_line, print_table, say, wants_json
 from meshwright.cli.run_input import run_from
 from meshwright.engines.base import Launch, find_engine
 from meshwright.engines.choice import planned
@@ -48,7 +48,6 @@ def run(
     resume: bool,
     numa: bool,
     force: bool,
-    as_json: bool,
     **special: Any,
 ) -> None:
     """Generate what starts the run, and show or start it. `special`: options that one place alone has."""
@@ -78,11 +77,11 @@ def run(
     if dry_run:
         if folder is not None:
             write(found.files)
-        _show(request, found, place=place, as_json=as_json)
+        _show(request, found, place=place)
         return
     if not resume:
         refuse_finished(request.folder, is_forced=force)
-    code = _start(place, request, found, wait=bool(given.get("wait")), as_json=as_json)
+    code = _start(place, request, found, wait=bool(given.get("wait")))
     if code:
         raise click.exceptions.Exit(code)
 
@@ -97,9 +96,8 @@ def _document(request: LaunchRequest, found: Dispatch, *, place: str) -> dict[st
     }
 
 
-def _show(request: LaunchRequest, found: Dispatch, *, place: str, as_json: bool) -> None:
-    if as_json:
-        emit_json(_document(request, found, place=place))
+def _show(request: LaunchRequest, found: Dispatch, *, place: str) -> None:
+    if emitted_json(_document(request, found, place=place)):
         return
     print_line(f"{request.name}: {request.num_nodes} x {request.devices_per_node} processes on {place}", style="bold")
     print_line()
@@ -115,7 +113,7 @@ def _show(request: LaunchRequest, found: Dispatch, *, place: str, as_json: bool)
     note(*found.notes)
 
 
-def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool, as_json: bool) -> int:
+def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool) -> int:
     """Write the files, run the commands, and report the result. Returns the exit code."""
     note(*found.notes)
     if place != LOCAL:
@@ -135,9 +133,9 @@ def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool, a
         answers["job"] = job = answers["answers"][0].partition(";")[0]
         if wait:
             code = answers["exit_code"] = _wait(job, request.folder)
-        elif not as_json:
+        elif not wants_json():
             print_line(f"Submitted to Slurm as {job}; logs: {request.folder / LOGS}, by rank.")
-    if as_json:
+    if wants_json():
         emit_json(_document(request, found, place=place) | answers)
     elif place == KUBERNETES:
         print_line("\n".join(answers["answers"]))

@@ -25,7 +25,7 @@ from typing import NoReturn
 import click
 
 from meshwright.cli.output import begin_json, emit_json_error, say
-from meshwright.cli.verbs import LazyGroup, verbs_of
+from meshwright.cli.verbs import TABLE, LazyGroup, verbs_of
 from meshwright.errors import MeshwrightError, Terminated, sigterm_interrupts
 from meshwright.targets import load
 from meshwright.version import __version__
@@ -36,27 +36,7 @@ DEBUG_VARIABLE = "MESHWRIGHT_DEBUG"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a full or broken disk."""
 
-COMMANDS = {
-    "benchmark": "bench",
-    "convert": "checkpoint",
-    "diagnose": "doctor",
-    "finetune": "train",
-    "fine-tune": "train",
-    "list": "catalog",
-    "measure": "bench",
-    "models": "catalog models",
-    "optimize": "plan",
-    "predict": "estimate",
-    "pretrain": "train",
-    "profile": "train --profile",
-    "run": "train",
-    "search": "plan",
-    "simulate": "estimate",
-    "start": "launch",
-    "submit": "launch",
-    "sweep": "bench train",
-    "test": "rehearse",
-}
+COMMANDS = TABLE["synonyms"]
 """Commands by names that other tools give them, for the hint of an unknown command."""
 
 ASKED_AS_COMMANDS = {"help": "--help", "version": "--version"}
@@ -65,55 +45,10 @@ ASKED_AS_COMMANDS = {"help": "--help", "version": "--version"}
 KEYS = ("task", "objective", "kernels", "train", "optimizer")
 """Keys of the run file without a name elsewhere that are tried as options."""
 
-ADVICE = {
-    "budget": "cost and days of several sizes: meshwright scale --devices 64,128,256 --tokens N",
-    "gpus": "the cluster has the devices: --cluster ACCELERATOR-DEVICES_PER_NODExNODES, as in h100-8x2",
-}
+ADVICE = TABLE["advice"]
 """Options that nothing has by that name -> the way to an answer."""
 
-VERBS = verbs_of(
-    {
-        "Choose a plan": {
-            "plan": "Search all legal sharding plans and rank them.",
-            "estimate": "Estimate step time, memory, timeline and cost of one plan.",
-            "explain": "Compare two plans component by component and name what decides.",
-            "scale": "Scale a run to more devices: efficiency, time, failures, energy, cost.",
-        },
-        "Train": {
-            "train": "Train a model on the CPU, one accelerator or many.",
-            "launch": "Start a run on one host or many: torchrun, Slurm, Kubernetes.",
-            "rehearse": "Check a plan on local CPU processes against a single process.",
-            "checkpoint": "List, verify and convert checkpoints; Hugging Face weights in and out.",
-        },
-        "Use a model": {
-            "generate": "Continue prompts with a trained model.",
-            "chat": "Talk to a trained model.",
-            "evaluate": "Measure loss, multiple choice and harness tasks of a trained model.",
-        },
-        "Use another engine": {
-            "export": "Write a run as the configuration of another engine.",
-            "import": "Read the configuration of another engine as a run file.",
-        },
-        "Measure and tune": {
-            "bench": "Measure a device, training, serving or retrieval; keep the records.",
-            "tune": "Tune this node, or a run on it. Nothing changes without --apply or --write.",
-            "kernels": "Training kernels: their facts by architecture, without a GPU.",
-            "calibrate": "Turn measurements of a device into a calibration for the planner.",
-            "mlperf": "Run, check and score benchmarks of MLPerf Training, and proxies of the same shape.",
-        },
-        "Check predictions": {"accuracy": "Predict published measured runs and report the errors."},
-        "Report": {
-            "compare": "Compare records, estimates and published figures with a baseline.",
-            "report": "Report on records, estimates and published figures as one page.",
-        },
-        "Project serving": {"inference": "Project serving and offline inference: memory, rates, layouts, price."},
-        "Check a node": {"doctor": "Check the health and the rates of a node; compare many nodes."},
-        "Look up": {
-            "catalog": "Look up models, accelerators, clusters, claims and run files, with sources.",
-            "examples": "Copy the example runs, their data and the notebook into a folder.",
-        },
-    }
-)
+VERBS = verbs_of(TABLE["sections"])
 """The commands by section, each with its line of the help; its declaration is in the module of its name."""
 
 

@@ -114,10 +114,6 @@ def seconds_option(*names: str, help: str, low: float = 0, above: bool = False, 
     return _valued(names, type=kind, metavar="SECONDS", help=help, **settings)
 
 
-json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Write one JSON document to stdout and nothing else there."
-)
-
 html_option = file_option("--html", "html_path", help="Write a self-contained HTML page that opens without a network.")
 
 markdown_option = file_option("--markdown", "markdown_path", help="Write the tables and notes as Markdown.")

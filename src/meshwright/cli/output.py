@@ -32,6 +32,9 @@ from meshwright.training.cpu_libraries import require_torch
 
 Align = Literal["left", "right", "center"]
 
+AS_JSON = "as_json"
+"""Name of the option --json, which `verbs.verb` adds to every command."""
+
 _written: list[object] = []
 """The JSON document of the running command, once it is written."""
 
@@ -43,11 +46,22 @@ def emit_json(document: object) -> None:
     _written.append(document)
 
 
-def emit(answer: Any, show: Callable[[Any], None], *, as_json: bool) -> None:
-    """Write an answer, or its document, as JSON, or show it on the terminal."""
-    if as_json:
+def wants_json() -> bool:
+    """True if the running command writes its JSON document."""
+    context = click.get_current_context(silent=True)
+    return context is not None and context.params.get(AS_JSON, False)
+
+
+def emitted_json(answer: Any) -> bool:
+    """Write an answer, or its document, if the running command writes JSON; return True if it does."""
+    if wants_json():
         emit_json(answer.to_dict() if isinstance(answer, Result) else answer)
-    else:
+    return wants_json()
+
+
+def emit(answer: Any, show: Callable[[Any], None]) -> None:
+    """Write an answer, or its document, as JSON, or show it on the terminal."""
+    if not emitted_json(answer):
         show(answer)
 
 

@@ -14,7 +14,7 @@ from meshwright.answers.plan_ranking import PlanRanking
 from meshwright.answers.quantities import percent, rate, seconds, value_of
 from meshwright.api.plan import plan
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, emit_json, note, print_line, print_table, progress, typed, write
+from meshwright.cli.output import Align, emitted_json, note, print_line, print_table, progress, typed, write
 from meshwright.cli.run_input import take_run
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.neighbours import shares_few_divisors
@@ -36,7 +36,6 @@ def run(
     csv_path: Path | None,
     html_path: Path | None,
     write_path: Path | None,
-    as_json: bool,
 ) -> None:
     """Search, then print or write the answer."""
     run = take_run(asked, calibration=calibration)
@@ -50,8 +49,7 @@ def run(
         least = run.tokens_per_step // run.tokens_per_batch
         note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")
     note(*ranking.notes)
-    if as_json:
-        emit_json(ranking.to_dict())
+    if emitted_json(ranking):
         return
     if show_all:
         _print_all(ranking)

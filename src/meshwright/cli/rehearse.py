@@ -16,14 +16,14 @@ from meshwright.specs.run import Data, Run
 from meshwright.training.cpu_libraries import require_torch
 
 
-def run(*, run_path: Path, overrides: tuple[str, ...], num_processes: int, timeout_s: float, as_json: bool) -> None:
+def run(*, run_path: Path, overrides: tuple[str, ...], num_processes: int, timeout_s: float) -> None:
     """Check the run, and rehearse its plan."""
     run = runfile.load(run_path, overrides=overrides)
     require_torch("a rehearsal")  # before the planner searches
     plan = _plan_of(run)
     _require_possible(run, plan)
     rehearse = load_with_torch("meshwright.cli.rehearse_torch:rehearse", what="a rehearsal")
-    rehearse(run, plan, num_processes=num_processes, timeout_s=timeout_s, as_json=as_json)
+    rehearse(run, plan, num_processes=num_processes, timeout_s=timeout_s)
 
 
 def _plan_of(run: Run) -> Plan:

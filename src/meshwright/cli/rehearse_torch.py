@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from meshwright.cli.commands.rehearse import MAX_PROCESSES
-from meshwright.cli.output import emit_json, exit_unless, note, print_line, print_table, progress
+from meshwright.cli.output import emitted_json, exit_unless, note, print_line, print_table, progress
 from meshwright.engines.native import rehearsal
 from meshwright.engines.native.rehearsal import RehearsalResult, Toy
 from meshwright.specs.plan import Plan
@@ -14,14 +14,12 @@ from meshwright.specs.run import Run
 from meshwright.units import format_bytes, format_seconds
 
 
-def rehearse(run: Run, plan: Plan, *, num_processes: int, timeout_s: float, as_json: bool) -> None:
+def rehearse(run: Run, plan: Plan, *, num_processes: int, timeout_s: float) -> None:
     """Rehearse and print the differences; exit with 1 if they exceed the tolerance."""
     toy = rehearsal.shrink(run, plan, num_processes=num_processes)
     with progress(f"rehearsing {toy.plan.describe()}"):
         found = rehearsal.rehearse(toy.run, toy.plan, timeout_s=timeout_s)
-    if as_json:
-        emit_json(_document(run, plan, toy, found))
-    else:
+    if not emitted_json(_document(run, plan, toy, found)):
         _show(run, plan, toy, found, num_processes=num_processes)
     exit_unless(found.is_equal)
 

@@ -15,7 +15,18 @@ from meshwright.api.question import question_of
 from meshwright.api.runs import load_run
 from meshwright.api.train import take_training, train, train_options
 from meshwright.cli.options import text_override
-from meshwright.cli.output import emit_json, note, print_line, print_table, print_text_tables, progress, say, write_html
+from meshwright.cli.output import (
+    emit_json,
+    emitted_json,
+    note,
+    print_line,
+    print_table,
+    print_text_tables,
+    progress,
+    say,
+    wants_json,
+    write_html,
+)
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Start, StartPrediction, TrainingEngine
@@ -40,7 +51,6 @@ def run(
     only_steps: bool,
     dry_run: bool,
     html_path: Path | None,
-    as_json: bool,
 ) -> None:
     """Prepare the engine, train, and report. Under a launcher only the first process reports."""
     started_s, given = time.time(), question_of(train).checked(asked)
@@ -75,7 +85,7 @@ def run(
                     data = load("meshwright.training.data.corpus:open_data")(start.run)
                 about = {"name": start.run.name, "sequence_length": start.run.sequence_length}
                 write_html("meshwright.report.data_page:data_page", data.usages, path=html_path, **about)
-            show_plan(start, engine.expected(start), data=data, as_json=as_json)
+            show_plan(start, engine.expected(start), data=data)
             return None
         if is_reporter:
             for line in (*(f"note: {text}" for text in start.notes if branch), *introduction(start)):
@@ -89,7 +99,7 @@ def run(
         return
     if is_reporter:
         page = None if only_steps else _write_page(options.folder)
-        show_record(record, folder=options.folder, page=page, as_json=as_json)
+        show_record(record, folder=options.folder, page=page)
     _leave(record, folder=options.folder)
 
 
@@ -155,10 +165,10 @@ def _size_of_a_step(run: Run) -> tuple[str, str]:
     return f"at least {run.label_tokens:,}", "labels"
 
 
-def show_plan(start: Start, expected: StartPrediction, *, data: Corpus | None, as_json: bool) -> None:
+def show_plan(start: Start, expected: StartPrediction, *, data: Corpus | None) -> None:
     """Print the plan, the prediction and the data, if it was read, of a dry run."""
     notes = (*start.notes, *expected.notes, *(() if data is None else data.notes))
-    if as_json:
+    if wants_json():
         document = {
             "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
             "folder": start.options.folder, "data": data and data.usage, "notes": notes,
@@ -182,10 +192,9 @@ def show_plan(start: Start, expected: StartPrediction, *, data: Corpus | None, a
     note(*notes)
 
 
-def show_record(record: Record, *, folder: Path, page: Path | None, as_json: bool) -> None:
+def show_record(record: Record, *, folder: Path, page: Path | None) -> None:
     """Print measured and predicted quantities of a training, side by side."""
-    if as_json:
-        emit_json(record)
+    if emitted_json(record):
         return
     s = record.statistics
     print_line(f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold")

@@ -1,14 +1,16 @@
 """Declarations of verbs, and the only place of this package that imports inside a function.
 
-    @verb("report", examples=["meshwright report runs"])
-    @json_option
-    def command(*, as_json: bool) -> None:
+    @verb("report")
+    @html_option
+    def command(*, html_path: Path | None) -> None:
         '''Report on records.'''
         ...
 
 A verb whose body imports much has it in another module, as `commands/plan.py` has it in `plan.py`:
 
-    @verb("plan", body="meshwright.cli.plan:run", examples=["meshwright plan llama3-8b"])
+    @verb("plan", body="meshwright.cli.plan:run")
+
+The table `verbs.toml` has the examples of each verb, and its line in the help of `meshwright`.
 
 `meshwright --help` imports no declaration, `meshwright plan --help` imports one, `meshwright plan` also its body.
 """
@@ -17,19 +19,26 @@ from __future__ import annotations
 
 import gc
 import inspect
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from keyword import iskeyword
+from pathlib import Path
 from typing import Any
 
 import click
 
 from meshwright.api.question import Question, question_of
+from meshwright.cli.output import AS_JSON
 from meshwright.cli.question import asked_of, options_of
 from meshwright.errors import MissingDependencyError, UnknownNameError
 from meshwright.targets import load
 
 COMMANDS = "meshwright.cli.commands"
+
+TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+JSON_HELP = "Write one JSON document to stdout and nothing else there."
 
 RUN_FILE_HELP = "RUN.yaml is a run file, or the name of one that ships (see `meshwright catalog runs`)."
 """Last paragraph of the help of every verb that takes a run file."""
@@ -55,7 +64,7 @@ class LazyCommand(click.Command):
         self.body, self.question = body, question
 
     def invoke(self, ctx: click.Context) -> Any:
-        options = dict(ctx.params)
+        options = {name: value for name, value in ctx.params.items() if name != AS_JSON}
         if self.question is not None:
             options["asked"] = asked_of(self.question, options)
         function = self.function()
@@ -114,26 +123,21 @@ def verbs_of(sections: Mapping[str, Mapping[str, str]]) -> dict[str, Verb]:
 
 
 def verb(
-    name: str,
-    *,
-    examples: Sequence[str],
-    body: str | None = None,
-    question: str | None = None,
-    without: Sequence[str] = (),
+    words: str, *, body: str | None = None, question: str | None = None, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Declare a verb. The decorated function holds its options and, as docstring, its help. It is the body, unless
-    `body` names another function.
+    """Declare a verb by the words that a user types. The decorated function holds its options and, as docstring, its
+    help. It is the body, unless `body` names another function. The last option of every verb is --json.
 
     `question`: the public function, "module:function", whose parameters are the first options, but for `without`.
-
-    The tests parse every example with the command that it belongs to, so an example cannot go stale.
     """
 
     def declare(function: Callable[..., None]) -> click.Command:
         asked = None if question is None else question_of(load(question))
         for option in [] if asked is None else reversed([*options_of(asked, without=without)]):
             function = option(function)
-        command = click.command(name, cls=LazyCommand, body=body, question=asked, epilog=_epilog(examples))(function)
+        declared = click.command(words.split()[-1], cls=LazyCommand, body=body, question=asked, epilog=_epilog(words))
+        command = declared(function)
+        command.params.append(click.Option(["--json", AS_JSON], is_flag=True, help=JSON_HELP))
         command.help = inspect.cleandoc(command.help or "")
         arguments = [p.name for p in command.params if isinstance(p, click.Argument)]
         if {"run", "run_path"} & {*arguments}:
@@ -143,9 +147,7 @@ def verb(
     return declare
 
 
-def verb_group(
-    name: str, *, about: str, verbs: Mapping[str, Sequence[click.Command]], examples: Sequence[str]
-) -> LazyGroup:
+def verb_group(name: str, *, about: str, verbs: Mapping[str, Sequence[click.Command]]) -> LazyGroup:
     """A command that only holds others, such as `bench`, by section; without one of them it prints its help."""
     table = {
         str(one.name): Verb(target=one, section=section, help=(one.help or "").partition("\n")[0])
@@ -153,7 +155,7 @@ def verb_group(
         for one in listed
     }
 
-    @click.group(name, cls=LazyGroup, verbs=table, help=about, invoke_without_command=True, epilog=_epilog(examples))
+    @click.group(name, cls=LazyGroup, verbs=table, help=about, invoke_without_command=True, epilog=_epilog(name))
     @click.pass_context
     def command(ctx: click.Context) -> None:
         if ctx.invoked_subcommand is None:
@@ -162,8 +164,8 @@ def verb_group(
     return command
 
 
-def _epilog(examples: Sequence[str]) -> str:
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in examples)])
+def _epilog(words: str) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in TABLE["examples"].get(words, ()))])
 
 
 def _open(name: str, verb: Verb) -> click.Command:

@@ -13,7 +13,7 @@ import pytest
 
 from meshwright import __version__
 from meshwright.cli import main, verbs
-from meshwright.cli.options import json_option, run_argument
+from meshwright.cli.options import run_argument
 from meshwright.cli.output import emit_json
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import Verb, verb
@@ -25,7 +25,7 @@ def install(monkeypatch):
     """Make `meshwright probe ...` run a function of the test."""
 
     def add(function, *decorators):
-        command = verb("probe", body="probe_module:run", examples=["meshwright probe"])(json_option(lambda: None))
+        command = verb("probe", body="probe_module:run")(lambda: None)
         monkeypatch.setitem(main.VERBS, "probe", Verb(target="probe_module:command", section="Plan", help=""))
         monkeypatch.setitem(sys.modules, "probe_module", Module(command=command, run=function))
 
@@ -33,7 +33,7 @@ def install(monkeypatch):
 
 
 def raising(error):
-    def run(as_json):
+    def run():
         raise error
 
     return run
@@ -62,7 +62,7 @@ def test_with_json_the_error_is_the_document(install, meshwright):
 
 
 def test_an_error_after_the_document_is_no_second_one(install, meshwright):
-    def run(as_json):
+    def run():
         emit_json({"rows": []})
         raise InfeasibleError("no row was measured")
 
@@ -93,7 +93,7 @@ def test_an_interrupt_is_not_a_traceback(install, meshwright, error, exit_code):
 def test_sigterm_ends_a_command_as_ctrl_c_does_with_an_exit_code_of_its_own(install, meshwright):
     ended = []
 
-    def run(as_json):
+    def run():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(10)
@@ -108,7 +108,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does_with_an_exit_code_of_its_own(inst
 
 
 def test_a_command_may_answer_no_after_its_document(install, meshwright):
-    def run(as_json):
+    def run():
         click.echo("{}")
         click.get_current_context().exit(1)
 
@@ -127,7 +127,7 @@ def test_a_command_may_answer_no_after_its_document(install, meshwright):
     ],
 )
 def test_usage_errors_name_the_nearest(install, meshwright, args, message, hint):
-    install(lambda as_json: None)
+    install(lambda: None)
     outcome = meshwright(*args)
     assert outcome.exit_code == 2
     assert outcome.stderr == f"error: {message}\nhint: {hint}\n"
@@ -139,7 +139,7 @@ def test_a_command_line_that_cannot_be_parsed_still_answers_in_json(meshwright):
 
 
 def test_an_impossible_number_is_a_usage_error(monkeypatch, meshwright):
-    command = verb("probe", body="absent:run", examples=[])(key_options("global_sequences")(lambda: None))
+    command = verb("probe", body="absent:run")(key_options("global_sequences")(lambda: None))
     monkeypatch.setattr(verbs, "_open", lambda name, verb: command)
     outcome = meshwright("plan", "--gbs", "0")
     assert outcome.exit_code == 2
@@ -149,7 +149,7 @@ def test_an_impossible_number_is_a_usage_error(monkeypatch, meshwright):
 
 def test_a_run_path_is_passed_on_even_if_no_file_is_there(monkeypatch, meshwright):
     seen = []
-    command = verb("probe", body="probe_module:run", examples=[])(run_argument()(lambda: None))
+    command = verb("probe", body="probe_module:run")(run_argument()(lambda: None))
     monkeypatch.setattr(verbs, "_open", lambda name, verb: command)
     monkeypatch.setitem(sys.modules, "probe_module", Module(run=lambda run_path: seen.append(run_path)))
     assert meshwright("plan", "absent.yaml").exit_code == 0
@@ -175,7 +175,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 
 
 def test_a_package_missed_while_a_command_runs_is_not_a_bug(install, meshwright):
-    def run(as_json):
+    def run():
         import absent_package  # noqa: F401
 
     install(run)
@@ -185,7 +185,7 @@ def test_a_package_missed_while_a_command_runs_is_not_a_bug(install, meshwright)
 
 
 def test_a_missing_module_of_our_own_is_a_bug(install, meshwright):
-    def run(as_json):
+    def run():
         import meshwright.absent_module  # noqa: F401
 
     install(run)

@@ -96,7 +96,7 @@ def print_sweep() -> None:
 
 def print_training() -> None:
     show = import_module("meshwright.cli.train").show_record
-    show(read_record(Path("faster")), folder=Path("faster"), page=None, as_json=False)
+    show(read_record(Path("faster")), folder=Path("faster"), page=None)
 
 
 def print_checkpoints() -> None:

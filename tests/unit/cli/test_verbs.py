@@ -14,6 +14,7 @@ import click
 from tests.every_member import check_every
 
 from meshwright.cli import main, verbs
+from meshwright.cli.output import AS_JSON
 from meshwright.cli.question import asked_of
 from meshwright.cli.verbs import LazyGroup
 from meshwright.specs.precision import PRECISIONS
@@ -54,7 +55,7 @@ def test_the_body_of_a_verb_takes_its_options():
             assert isinstance(command, verbs.LazyCommand)
             parameters = inspect.signature(command.function()).parameters.values()
             taken = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY}
-            given: dict[str, object] = {str(parameter.name): None for parameter in command.params}
+            given: dict[str, object] = {str(p.name): None for p in command.params if p.name != AS_JSON}
             if command.question is not None:
                 given["asked"] = asked_of(command.question, given)
             options = {*given}
@@ -107,6 +108,15 @@ def test_only_the_mechanism_imports_inside_a_function():
 def test_the_help_names_every_precision(meshwright):
     printed = meshwright("plan", "--help").stdout
     assert [name for name in PRECISIONS if not re.search(rf"\b{name}\b", printed)] == []
+
+
+def test_every_row_of_the_table_is_of_a_command():
+    """A renamed command would lose its examples, and a hint would name a command that is not there."""
+    groups = {
+        name for name in PRESENT if isinstance(main.group.get_command(click.Context(main.group), name), LazyGroup)
+    }
+    assert {*verbs.TABLE["examples"]} == groups.union(*map(leaves, PRESENT))
+    assert {text.split()[0] for text in verbs.TABLE["synonyms"].values()} <= {*PRESENT}
 
 
 def test_every_verb_has_json():

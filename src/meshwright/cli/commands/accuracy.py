@@ -9,8 +9,8 @@ import click
 
 from meshwright.api.accuracy import accuracy
 from meshwright.api.question import ask
-from meshwright.cli.options import file_option, html_option, json_option
-from meshwright.cli.output import emit_json, note, print_text_tables, progress, write, write_page
+from meshwright.cli.options import file_option, html_option
+from meshwright.cli.output import emitted_json, note, print_text_tables, progress, write, write_page
 from meshwright.cli.verbs import verb
 from meshwright.targets import load
 
@@ -18,17 +18,7 @@ REPORT = "meshwright.report.accuracy"
 GROUPS = ("source", "accelerator", "architecture", "size", "precision", "framework", "task", "quality")
 
 
-@verb(
-    "accuracy",
-    question="meshwright.api.accuracy:accuracy",
-    examples=[
-        "meshwright accuracy",
-        "meshwright accuracy --by accelerator --rows",
-        "meshwright accuracy --leave-one-source-out",
-        "meshwright accuracy --runs mine.csv --json",
-        "meshwright accuracy --calibration h100.json --leave-one-source-out --by accelerator",
-    ],
-)
+@verb("accuracy", question="meshwright.api.accuracy:accuracy")
 @click.option(
     "--by", type=click.Choice(GROUPS), default="source", show_default=True, help="Group the errors by this column.",
 )  # fmt: skip
@@ -40,10 +30,7 @@ GROUPS = ("source", "accelerator", "architecture", "size", "precision", "framewo
     help="Write one row per run: prediction, measurement, error, or the reason for none.",
 )
 @html_option
-@json_option
-def command(
-    *, asked: dict[str, Any], by: str, show_rows: bool, csv_path: Path | None, html_path: Path | None, as_json: bool
-) -> None:
+def command(*, asked: dict[str, Any], by: str, show_rows: bool, csv_path: Path | None, html_path: Path | None) -> None:
     """Predict published measured runs and report the errors.
 
     Predicts every published training run that states enough conditions, and compares the prediction with the
@@ -63,8 +50,6 @@ def command(
     write(csv_path, lambda path: load("meshwright.accuracy.report:write_rows")(study.report, path))
     is_refitted = asked["leave_one_source_out"]
     write_page(f"{REPORT}:accuracy_page", study.report, path=html_path, leave_one_source_out=is_refitted)
-    if as_json:
-        emit_json(study.to_dict())
-    else:
+    if not emitted_json(study):
         tables = load(f"{REPORT}:accuracy_tables")(study.report, by=by)
         print_text_tables([load(f"{REPORT}:rows_table")(study.report), *tables] if show_rows else tables)

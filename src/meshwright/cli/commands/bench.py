@@ -19,11 +19,10 @@ from meshwright.cli.options import (
     file_option,
     folder_option,
     html_option,
-    json_option,
     numbers,
     seconds_option,
 )
-from meshwright.cli.output import Align, emit_json, load_with_torch, note, print_line, print_table, progress
+from meshwright.cli.output import Align, emitted_json, load_with_torch, note, print_line, print_table, progress
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.kernels.operations import OPERATIONS
@@ -74,17 +73,8 @@ def repeats_option(*, of: str) -> Decorator:
     return count_option("--repeats", high=1000, default=1, help=about)
 
 
-@verb(
-    "device",
-    question="meshwright.api.bench:bench_device",
-    examples=[
-        "meshwright bench device",
-        "meshwright bench device examples/runs/tiny-llama-cpu.yaml --budget 30s",
-        "meshwright bench device --model llama3.1-8b --families gemm,attention --out bench/gpu --resume",
-    ],
-)
-@json_option
-def device(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("bench device", question="meshwright.api.bench:bench_device")
+def device(*, asked: dict[str, Any]) -> None:
     """Measure GEMMs, attention, memory, training steps and collectives of this machine.
 
     Measures the shapes of a model and its plan first, in the number formats of the run, then a grid of shapes. Each
@@ -103,9 +93,7 @@ def device(*, asked: dict[str, Any], as_json: bool) -> None:
     except KeyboardInterrupt:
         note(f"{recorder.path} has {len(recorder.done)} of the measurements; continue with --resume")
         raise
-    if as_json:
-        emit_json(_device_document(recorder, outcome))
-    else:
+    if not emitted_json(_device_document(recorder, outcome)):
         _show_device(recorder, outcome)
 
 
@@ -132,13 +120,7 @@ def _show_device(recorder: DeviceRecorder, outcome: DeviceOutcome) -> None:
 FORMATS = ("bf16", "fp32")
 
 
-@verb(
-    "kernels",
-    examples=[
-        "meshwright bench kernels --ops swiglu,attention --tokens 256 --budget 20s",
-        "meshwright bench kernels --models llama3.1-8b,deepseek-v3 --tokens 8192 --out bench/kernels",
-    ],
-)
+@verb("bench kernels")
 @click.option("--ops", metavar="OP,OP,...", help="Operations to time.  [default: all that the device computes]")
 @click.option(
     "--models", default="llama3.1-8b", show_default=True, metavar="MODEL,MODEL,...",
@@ -156,7 +138,6 @@ FORMATS = ("bf16", "fp32")
     "--out", "folder", default=Path("bench-kernels"),
     help="Folder of kernels.json, tuned.json, records.csv and records.json.",
 )  # fmt: skip
-@json_option
 def kernels(
     *,
     ops: str | None,
@@ -166,7 +147,6 @@ def kernels(
     compiles: bool | None,
     budget_s: float,
     folder: Path,
-    as_json: bool,
 ) -> None:
     """Time all routes of the training kernels on the shapes of models.
 
@@ -184,8 +164,7 @@ def kernels(
     found: dict[str, Any] = measure(
         chosen, named, tokens=tokens, formats=wanted, compiles=compiles, budget_s=budget_s, folder=folder
     )
-    if as_json:
-        emit_json({name: value for name, value in found.items() if name != "table"})
+    if emitted_json({name: value for name, value in found.items() if name != "table"}):
         return
     print_line(found["device"]["name"], style="bold")
     columns: dict[str, Align] = {"call": "left", "route": "left"}
@@ -207,22 +186,8 @@ def _names(text: str, option: str, known: Any) -> Sequence[str]:
     return names
 
 
-@verb(
-    "train",
-    question="meshwright.api.bench:bench_train",
-    body="meshwright.cli.bench_train:run",
-    examples=[
-        "meshwright bench train run.yaml",
-        "meshwright bench train run.yaml --sweep batch.micro=1,2,4 --sweep precision=bf16,fp8",
-        "meshwright bench train run.yaml --set parallel.data_shard=1 --sweep parallel.tensor=1,2 --html sweep.html",
-        "meshwright bench train small.yaml large.yaml --runs 9 --steps 50 --warmup 10 --out bench/models",
-        "meshwright bench train run.yaml --engines native,torchtitan,megatron,maxtext",
-        "meshwright bench train run.yaml --resume",
-        "meshwright bench train run.yaml --launcher 'torchrun --nnodes 2 --nproc-per-node 8'",
-    ],
-)
+@verb("bench train", question="meshwright.api.bench:bench_train", body="meshwright.cli.bench_train:run")
 @html_option
-@json_option
 def train() -> None:
     """Measure training throughput over a sweep of configurations.
 
@@ -242,21 +207,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     return click.option(name, destination, type=click.FloatRange(min=0.001), metavar="MS", help=text)
 
 
-@verb(
-    "serve",
-    body="meshwright.cli.bench_serve:run",
-    examples=[
-        "meshwright bench serve http://localhost:8000 --concurrency 1,2,4,8,16,32,64 --html serving.html",
-        "meshwright bench serve --url http://localhost:8000 --model llama --concurrency 8 --requests 200 "
-        "--input-tokens 1024 --output-tokens 128 --json",
-        "meshwright bench serve localhost:8000 --rate 2,4,8 --arrivals gamma --shape 0.5 --requests 500",
-        "meshwright bench serve localhost:8000 --prompts prompts.jsonl --repeats 6 --ttft-bound 500 --itl-bound 30",
-        "meshwright bench serve --server llamacpp --model run.yaml --concurrency 1,2,4 --output-tokens 32",
-        "meshwright bench serve --server vllm --model org/name --server-option tensor-parallel-size=8",
-        "meshwright bench serve --from vllm.json --from profile_export_aiperf.json",
-        "meshwright bench serve localhost:8000 --search --itl-bound 30 --max-concurrency 256",
-    ],
-)
+@verb("bench serve", body="meshwright.cli.bench_serve:run")
 @click.argument("address", metavar="[URL]", required=False)
 @click.option("--url", metavar="URL", help="Address of an OpenAI-compatible server, with or without /v1.")
 @server_option(help="Start this server, and end it afterwards.")
@@ -388,7 +339,6 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "May be repeated.",
 )  # fmt: skip
 @html_option
-@json_option
 def serve() -> None:
     """Measure online serving of an OpenAI-compatible server.
 
@@ -401,17 +351,7 @@ def serve() -> None:
     """
 
 
-@verb(
-    "offline",
-    body="meshwright.cli.bench_offline:run",
-    examples=[
-        "meshwright bench offline --server llamacpp --model run.yaml --pairs 64/32,32/64 --requests 32",
-        "meshwright bench offline --server vllm --model org/name --server-option tensor-parallel-size=8 --out tp8",
-        "meshwright bench offline --engine transformers --model hf-folder --pairs 128/128 --html offline.html",
-        "meshwright bench offline --engine vllm --model org/name --replicas 8 --devices 0-7 --against tp8/offline.json",
-        "meshwright bench offline http://host:8000 http://host:8001 --extrapolate-to 8 --against tp8/offline.json",
-    ],
-)
+@verb("bench offline", body="meshwright.cli.bench_offline:run")
 @click.argument("addresses", metavar="[URL]...", nargs=-1)
 @server_option(help="Start --replicas of this server, and end all afterwards.")
 @click.option(
@@ -463,7 +403,6 @@ def serve() -> None:
     help="Folder of offline.json and the servers' logs.",
 )  # fmt: skip
 @html_option
-@json_option
 def offline() -> None:
     """Measure batch throughput of an engine or a server, or of several replicas together.
 
@@ -477,22 +416,8 @@ def offline() -> None:
     """
 
 
-@verb(
-    "ingest",
-    question="meshwright.api.bench_ingest:bench_ingest",
-    body="meshwright.cli.bench_ingest:run",
-    examples=[
-        "meshwright bench ingest --html ingest.html",
-        "meshwright bench ingest documents/ --pattern '*.md' --chunks all --repeats 6",
-        "meshwright bench ingest corpus.jsonl --text-key body --encoder sentence-transformers/all-MiniLM-L6-v2",
-        "meshwright bench ingest --chunk-tokens 128,256 --batch 8,32 --precision fp32,bf16 --order length,arrival",
-        "meshwright bench ingest --index usearch:dtype=f32/f16/i8,ef=32/64/128 --index faiss-ivf:probe=4/16 "
-        "--vectors 100000",
-        "meshwright bench ingest --device cuda --precision bf16 --batch 256,1024 --chunks all",
-    ],
-)
+@verb("bench ingest", question="meshwright.api.bench_ingest:bench_ingest", body="meshwright.cli.bench_ingest:run")
 @html_option
-@json_option
 def ingest() -> None:
     """Measure retrieval ingestion: documents to an index that answers queries.
 
@@ -512,9 +437,4 @@ command = verb_group(
 A record has the measurement, its device and its software. `meshwright calibrate` turns the records of a
 device into a calibration for the planner.""",
     verbs={"What to measure": [device, kernels, train, serve, offline, ingest]},
-    examples=[
-        "meshwright bench device --budget 60s",
-        "meshwright bench train run.yaml --sweep batch.micro=1,2",
-        "meshwright bench serve http://localhost:8000 --concurrency 1,2,4",
-    ],
 )

@@ -6,21 +6,11 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import file_option, json_option
+from meshwright.cli.options import file_option
 from meshwright.cli.verbs import verb
 
 
-@verb(
-    "calibrate",
-    body="meshwright.cli.calibrate:run",
-    examples=[
-        "meshwright calibrate bench",
-        "meshwright calibrate bench --install",
-        "meshwright calibrate monday/records.csv friday/records.csv --out h100.json",
-        "meshwright calibrate bench --for examples/runs/tiny-llama-cpu.yaml",
-        "meshwright calibrate --from-tables aiconfigurator --device h100 --out h100.json",
-    ],
-)
+@verb("calibrate", body="meshwright.cli.calibrate:run")
 @click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=click.Path(path_type=Path))
 @file_option(
     "--out", "out",
@@ -44,7 +34,6 @@ from meshwright.cli.verbs import verb
     "--for", "run_path", metavar="RUN.yaml",
     help="Also list the measurements that would narrow this run's estimate most.",
 )  # fmt: skip
-@json_option
 def command() -> None:
     """Turn measurements of a device into a calibration for the planner.
 

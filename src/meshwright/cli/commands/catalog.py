@@ -21,8 +21,7 @@ from meshwright.answers.documents.catalog import (
 )
 from meshwright.answers.quantities import rate
 from meshwright.catalog.lookup import all_claims, claim
-from meshwright.cli.options import json_option
-from meshwright.cli.output import Align, emit, emit_json, emit_text, print_line, print_table, progress
+from meshwright.cli.output import Align, emit, emit_text, emitted_json, print_line, print_table, progress
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
 from meshwright.specs.estimate import Estimate
@@ -30,19 +29,7 @@ from meshwright.targets import load
 from meshwright.units import gib
 
 
-@verb(
-    "catalog",
-    examples=[
-        "meshwright catalog models",
-        "meshwright catalog models moe-2t",
-        "meshwright catalog accelerators mi355x --json",
-        "meshwright catalog clusters gb200-4x18",
-        "meshwright catalog claims scale_06 --predict",
-        "meshwright catalog runs llama3-8b",
-        "meshwright catalog template accelerator",
-        "meshwright catalog check my.toml",
-    ],
-)
+@verb("catalog")
 @click.argument(
     "kind",
     metavar="KIND",
@@ -50,8 +37,7 @@ from meshwright.units import gib
 )
 @click.argument("name", required=False)
 @click.option("--predict", is_flag=True, help="claims, runs: also predict them; half a minute for all.")
-@json_option
-def command(*, kind: str, name: str | None, predict: bool, as_json: bool) -> None:
+def command(*, kind: str, name: str | None, predict: bool) -> None:
     """Look up models, accelerators, clusters, claims and run files, with sources.
 
     \b
@@ -66,39 +52,36 @@ def command(*, kind: str, name: str | None, predict: bool, as_json: bool) -> Non
     Without NAME: a table of all. With NAME: all values of one entry, their sources, and where sources disagree.
     """
     if kind == "claims":
-        _claims(name, predict=predict, as_json=as_json)
+        _claims(name, predict=predict)
         return
     if kind == "runs":
-        _run_files(name, predict=predict, as_json=as_json)
+        _run_files(name, predict=predict)
         return
     if kind == "template":
-        _template(name, as_json=as_json)
+        _template(name)
         return
     if kind == "check":
-        _check(name, as_json=as_json)
+        _check(name)
         return
     if predict:
         raise InputError("--predict is for claims and runs", got=kind, allowed="claims, runs")
     document = listing_document(kind) if name is None else details_document(kind, name)
-    emit(document, _print_listing if name is None else _print_details, as_json=as_json)
+    emit(document, _print_listing if name is None else _print_details)
 
 
-def _template(name: str | None, *, as_json: bool) -> None:
+def _template(name: str | None) -> None:
     if name != "accelerator":
         raise InputError("a template of", got=name or "nothing", allowed="accelerator")
     text = load("meshwright.runfile.accelerator_file:TEMPLATE").read_text(encoding="utf-8")
-    if as_json:
-        emit_json({"template": text})
-    else:
+    if not emitted_json({"template": text}):
         emit_text(text)
 
 
-def _check(path: str | None, *, as_json: bool) -> None:
+def _check(path: str | None) -> None:
     if path is None:
         raise InputError("a file is missing", hint="meshwright catalog check my.toml")
     document = own_accelerator_document(path)
-    if as_json:
-        emit_json(document)
+    if emitted_json(document):
         return
     _print_details(document)
     print_line()
@@ -107,20 +90,20 @@ def _check(path: str | None, *, as_json: bool) -> None:
         print_line(f"{key}: {text}")
 
 
-def _claims(name: str | None, *, predict: bool, as_json: bool) -> None:
+def _claims(name: str | None, *, predict: bool) -> None:
     if name is not None:
         document = claim_document(claim(name), predict=predict)
     else:
         with progress("predicting", total=len(all_claims())) as advance:
             document = claims_document(predict=predict, advance=advance)
     show = (lambda found: print_claims(found["claims"])) if name is None else print_claim
-    emit(document, show, as_json=as_json)
+    emit(document, show)
 
 
-def _run_files(name: str | None, *, predict: bool, as_json: bool) -> None:
+def _run_files(name: str | None, *, predict: bool) -> None:
     with progress("predicting") as advance:
         document = run_files_document(name, predict=predict, advance=advance)
-    emit(document, print_run_files, as_json=as_json)
+    emit(document, print_run_files)
 
 
 def _print_listing(document: dict[str, Any]) -> None:

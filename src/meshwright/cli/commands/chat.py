@@ -13,8 +13,7 @@ import click
 from meshwright.api.generate import as_generation, generate, open_generator
 from meshwright.api.question import question_of
 from meshwright.cli.commands.generate import end_line, read_stdin, write_text
-from meshwright.cli.options import json_option
-from meshwright.cli.output import emit_json, note, progress, say
+from meshwright.cli.output import emit_json, note, progress, say, wants_json
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
 from meshwright.targets import load
@@ -79,20 +78,10 @@ def _lines(text: str) -> list[str]:
     return [line for line in text.replace("\r\n", "\n").split("\n") if line.strip()]
 
 
-@verb(
-    "chat",
-    question="meshwright.api.generate:generate",
-    without=["batch"],
-    examples=[
-        "meshwright chat runs/tuned",
-        'meshwright chat runs/tuned "What is the capital of France?"',
-        'meshwright chat exported/tuned --system "Answer in one word." --temperature 0.7 < questions.txt',
-    ],
-)
+@verb("chat", question="meshwright.api.generate:generate", without=["batch"])
 @click.argument("messages", nargs=-1, metavar="[MESSAGE]...")
 @click.option("--system", metavar="TEXT", help="System prompt: the first message of the conversation.")
-@json_option
-def command(*, asked: dict[str, Any], messages: Sequence[str], system: str | None, as_json: bool) -> None:
+def command(*, asked: dict[str, Any], messages: Sequence[str], system: str | None) -> None:
     """Talk to a trained model.
 
     The conversation is written in the chat template of its tokenizer, or as ChatML where it has none. MODEL is as in
@@ -103,7 +92,7 @@ def command(*, asked: dict[str, Any], messages: Sequence[str], system: str | Non
     Earlier turns are not computed again. A conversation longer than the trained positions is refused, never cut.
     """
     is_terminal = not messages and sys.stdin.isatty()
-    if is_terminal and as_json:
+    if is_terminal and wants_json():
         raise InputError("--json is for messages from the command line or a pipe", got="a terminal")
     turns = list(messages) if messages or is_terminal else _lines(read_stdin())
     if not turns and not is_terminal:
@@ -117,11 +106,11 @@ def command(*, asked: dict[str, Any], messages: Sequence[str], system: str | Non
     if is_terminal:
         _talk(conversation)
     for turn in turns:
-        conversation.ask(turn, is_shown=not as_json)
+        conversation.ask(turn, is_shown=not wants_json())
     if not conversation.done:
         return
     done = conversation.result(about=about, command=("meshwright", *sys.argv[1:]))
-    if as_json:
+    if wants_json():
         emit_json(done)
     note(*done.notes[len(about) :])
     say(done.summary())

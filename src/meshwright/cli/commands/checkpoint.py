@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from meshwright import runfile
-from meshwright.cli.options import StepType, json_option
+from meshwright.cli.options import StepType
 from meshwright.cli.output import emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
@@ -20,17 +20,7 @@ StepChoice = int | Literal["best"] | None
 RUN_SUFFIXES = (".yaml", ".yml")
 
 
-@verb(
-    "checkpoint",
-    examples=[
-        "meshwright checkpoint show run.yaml",
-        "meshwright checkpoint verify checkpoints/llama",
-        "meshwright checkpoint to-hf checkpoints/llama exported/llama --step 1000 --dtype bf16",
-        "meshwright checkpoint to-hf checkpoints/tuned exported/tuned --merge",
-        "meshwright checkpoint to-hf checkpoints/qlora exported/tuned --merge --dequantised",
-        "meshwright checkpoint from-hf run.yaml downloads/llama",
-    ],
-)
+@verb("checkpoint")
 @click.argument("kind", metavar="ACTION", type=click.Choice(["show", "verify", "to-hf", "from-hf"]))
 @click.argument("where", type=click.Path(path_type=Path))
 @click.argument("weights", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False))
@@ -44,7 +34,6 @@ RUN_SUFFIXES = (".yaml", ".yml")
     "--dequantised", is_flag=True,
     help="With --merge: into the quantised base of the training, rounded to its format and back.",
 )  # fmt: skip
-@json_option
 def command(
     *,
     kind: str,
@@ -54,7 +43,6 @@ def command(
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
     dequantised: bool,
-    as_json: bool,
 ) -> None:
     """List, verify and convert checkpoints; Hugging Face weights in and out.
 
@@ -94,7 +82,7 @@ def command(
     name = kind.replace("-", "_")
     act = load_with_torch(f"meshwright.cli.checkpoint_torch:{name}", what="a checkpoint")
     document: Document = act(folder, **options)
-    emit(document, _PRINTERS[kind], as_json=as_json)
+    emit(document, _PRINTERS[kind])
     exit_unless(not document.get("damaged"))
 
 

@@ -6,28 +6,17 @@ from typing import Any
 
 from meshwright.api.question import ask
 from meshwright.api.report import compare
-from meshwright.cli.options import figure_options, html_option, json_option, markdown_option
-from meshwright.cli.output import emit_json, print_line, print_text_tables, write_forms
+from meshwright.cli.options import figure_options, html_option, markdown_option
+from meshwright.cli.output import emitted_json, print_line, print_text_tables, write_forms
 from meshwright.cli.verbs import verb
 from meshwright.targets import load
 
 
-@verb(
-    "compare",
-    question="meshwright.api.report:compare",
-    examples=[
-        "meshwright compare runs/before runs/after",
-        "meshwright compare runs/native runs/torchtitan --like-for-like --html gap.html",
-        "meshwright compare 'mlperf:5.1/*/*B200*/llama2_70b_lora@8' 'mlperf:5.1/AMD/MI355X*/llama2_70b_lora'",
-        "meshwright compare claim:s65_02 claim:s65_01 --json",
-        "meshwright compare run.yaml runs/after --markdown comparison.md",
-    ],
-)
+@verb("compare", question="meshwright.api.report:compare")
 @html_option
 @markdown_option
 @figure_options
-@json_option
-def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
+def command(*, asked: dict[str, Any], **options: Any) -> None:
     """Compare records, estimates and published figures with a baseline.
 
     A side is a folder of records (of train, bench, mlperf run; all below it count), a run file (its estimate),
@@ -44,8 +33,7 @@ def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
         found, page=f"{home}.page:comparison_page", markdown=f"{home}.tables:markdown",
         figures=f"{home}.page:figures_of", options=options,
     )  # fmt: skip
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     print_text_tables(load(f"{home}.tables:tables_of")(found))
     print_line()

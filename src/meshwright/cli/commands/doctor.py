@@ -9,8 +9,17 @@ from typing import Any
 
 import click
 
-from meshwright.cli.options import count_option, file_option, json_option, root_option
-from meshwright.cli.output import emit_json, exit_unless, print_line, print_table, progress, styled
+from meshwright.cli.options import count_option, file_option, root_option
+from meshwright.cli.output import (
+    emit_json,
+    emitted_json,
+    exit_unless,
+    print_line,
+    print_table,
+    progress,
+    styled,
+    wants_json,
+)
 from meshwright.cli.verbs import verb
 from meshwright.doctor.checks import GROUP_NAMES, Node
 from meshwright.doctor.compare import NodeComparison, compare, read_report
@@ -30,19 +39,7 @@ MOST_STRESS_S = 86400.0
 STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim"}
 
 
-@verb(
-    "doctor",
-    examples=[
-        "meshwright doctor",
-        "meshwright doctor --json > $(hostname).json",
-        "meshwright doctor --expect-devices 8 --no-rates",
-        "meshwright doctor --only devices,network",
-        "meshwright doctor --stress 600",
-        "meshwright doctor --compare node*.json --exclude-file exclude.txt",
-        "torchrun --nnodes 16 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint node-0:29500 "
-        "-m meshwright doctor --pairs",
-    ],
-)
+@verb("doctor")
 @click.argument("reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--compare", "is_comparison", is_flag=True, help="Compare the reports of many nodes.")
 @click.option("--pairs", "is_of_pairs", is_flag=True, help="Measure the rate between every two nodes of a torchrun.")
@@ -76,7 +73,6 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
 )  # fmt: skip
 @click.option("--skip", metavar="GROUPS", help="Run all groups of checks but these.")
 @root_option
-@json_option
 def command(
     *,
     reports: tuple[Path, ...],
@@ -91,7 +87,6 @@ def command(
     only: str | None,
     skip: str | None,
     root: Path,
-    as_json: bool,
 ) -> None:
     """Check the health and the rates of a node; compare many nodes.
 
@@ -109,14 +104,14 @@ def command(
     if is_comparison and is_of_pairs:
         raise InputError("--compare and --pairs are both given", allowed="one of them")
     if is_comparison:
-        _compare(reports, exclude_file, as_json=as_json)
+        _compare(reports, exclude_file)
         return
     if is_of_pairs and not reports:
         try:
             size_bytes = parse_memory(pair_bytes)
         except ValueError:
             raise InputError("--pair-bytes", got=pair_bytes, allowed="a size such as 64MiB") from None
-        _measure_pairs(size_bytes, exclude_file, as_json=as_json)
+        _measure_pairs(size_bytes, exclude_file)
         return
     if reports or exclude_file is not None:
         got = str(reports[0]) if reports else "--exclude-file"
@@ -134,9 +129,7 @@ def command(
             rates=rates, stress_s=stress_s,
         )  # fmt: skip
         found = examine(node, chosen=chosen)
-    if as_json:
-        emit_json(found.document())
-    else:
+    if not emitted_json(found.document()):
         _show(found)
     exit_unless(found.status.value != "fail")
 
@@ -227,10 +220,10 @@ def _number(value: float) -> str:
 # --- many nodes ---
 
 
-def _compare(paths: tuple[Path, ...], exclude_file: Path | None, *, as_json: bool) -> None:
+def _compare(paths: tuple[Path, ...], exclude_file: Path | None) -> None:
     found = compare([read_report(path) for path in paths])
     _write_excluded(found.exclude, exclude_file)
-    if as_json:
+    if wants_json():
         emit_json({
             "hosts": found.hosts, "failed": found.failed, "outliers": found.outliers, "undecided": found.undecided,
             "majority": found.majority, "exclude": found.exclude,
@@ -249,16 +242,14 @@ def _write_excluded(hosts: Sequence[str], exclude_file: Path | None) -> None:
         raise InputError(f"the list cannot be written: {error.strerror}", got=str(exclude_file)) from None
 
 
-def _measure_pairs(size_bytes: int, exclude_file: Path | None, *, as_json: bool) -> None:
+def _measure_pairs(size_bytes: int, exclude_file: Path | None) -> None:
     """Measure pairs of nodes; the first process prints and exits with the verdict, and the others with 0."""
     found = measure_pairs(size_bytes=size_bytes, timeout_s=PAIR_TIMEOUT_S)
     if found is None:
         return
     slow = [found.hosts[node] for node in found.excluded]
     _write_excluded(slow, exclude_file)
-    if as_json:
-        emit_json(found.document())
-    else:
+    if not emitted_json(found.document()):
         _show_pairs(found)
     exit_unless(not (slow or found.slow_pairs or found.wrong))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import file_option, html_option, json_option, run_argument
+from meshwright.cli.options import file_option, html_option, run_argument
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
@@ -14,14 +14,6 @@ from meshwright.cli.verbs import verb
     question="meshwright.api.estimate:estimate_memory",
     without=("model",),  # which only --memory requires
     body="meshwright.cli.estimate:run",
-    examples=[
-        "meshwright estimate examples/runs/deepseek-v3-pinned.yaml",
-        "meshwright estimate examples/runs/deepseek-v3-pinned.yaml --trace step.json --html step.html",
-        "meshwright estimate examples/runs/llama3.1-8b-pretrain.yaml --set cluster=h100-8x8 --json",
-        "meshwright estimate --model llama3.1-8b --cluster h100-8x8 --gbs 512 --seq 8192",
-        "meshwright estimate --memory --model llama3.1-8b",
-        "meshwright estimate --memory --model llama3.1-8b --precision bf16 --devices 8 --csv memory.csv",
-    ],
 )
 @run_argument(required=False)
 @click.option(
@@ -36,7 +28,6 @@ from meshwright.cli.verbs import verb
     help="Write the timeline of the step for Perfetto (ui.perfetto.dev).",
 )  # fmt: skip
 @html_option
-@json_option
 def command() -> None:
     """Estimate step time, memory, timeline and cost of one plan.
 

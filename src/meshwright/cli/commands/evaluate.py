@@ -8,24 +8,13 @@ from typing import Any
 from meshwright.answers.evaluation import Evaluation
 from meshwright.api.evaluate import evaluate
 from meshwright.api.question import ask
-from meshwright.cli.options import json_option
 from meshwright.cli.output import emit, note, print_line, print_table, progress
 from meshwright.cli.verbs import verb
 from meshwright.units import format_duration
 
 
-@verb(
-    "evaluate",
-    question="meshwright.api.evaluate:evaluate",
-    examples=[
-        "meshwright evaluate runs/first",
-        "meshwright evaluate exported/llama corpus.jsonl --sequence-length 2048 --json",
-        "meshwright evaluate runs/tuned --choices questions.jsonl",
-        "meshwright evaluate OWNER/NAME --task arc_easy --limit 100",
-    ],
-)
-@json_option
-def command(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("evaluate", question="meshwright.api.evaluate:evaluate")
+def command(*, asked: dict[str, Any]) -> None:
     """Measure loss, multiple choice and harness tasks of a trained model.
 
     MODEL is as in `meshwright generate`. SOURCE is what `data.source` of a run file takes: text, JSONL, token files, a
@@ -36,7 +25,7 @@ def command(*, asked: dict[str, Any], as_json: bool) -> None:
     """
     with progress(f"evaluating {asked['model']}"):
         done = ask(evaluate, asked, command=("meshwright", *sys.argv[1:]))
-    emit(done, _show, as_json=as_json)
+    emit(done, _show)
     note(*done.notes)
 
 

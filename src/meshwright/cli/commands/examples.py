@@ -7,19 +7,17 @@ from pathlib import Path
 import click
 
 from meshwright.catalog.lookup import copy_examples
-from meshwright.cli.options import json_option
 from meshwright.cli.output import emit, print_line
 from meshwright.cli.verbs import verb
 
 
-@verb("examples", examples=["meshwright examples examples", "meshwright examples tutorial --json"])
+@verb("examples")
 @click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
-@json_option
-def command(*, folder: Path, as_json: bool) -> None:
+def command(*, folder: Path) -> None:
     """Copy the example runs, their data and the notebook into a folder.
 
     The tutorials use them as `examples/runs/NAME.yaml`. No file is overwritten: one that is there and is another ends
     the command before anything is written.
     """
     document = {"folder": str(folder), "files": [str(path) for path in copy_examples(folder)]}
-    emit(document, lambda found: print_line("\n".join(found["files"])), as_json=as_json)
+    emit(document, lambda found: print_line("\n".join(found["files"])))

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from meshwright.cli.options import json_option
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
-@verb(
-    "explain",
-    question="meshwright.api.plan:explain",
-    body="meshwright.cli.explain:run",
-    examples=[
-        "meshwright explain examples/runs/llama3.1-70b-pinned.yaml",
-        "meshwright explain examples/runs/llama3.1-70b-pinned.yaml --why-not tensor=8",
-        "meshwright explain pinned.yaml --against other.yaml --json",
-    ],
-)
+@verb("explain", question="meshwright.api.plan:explain", body="meshwright.cli.explain:run")
 @key_options("overrides", "accelerator", "network", "device_memory", "calibration")
-@json_option
 def command() -> None:
     """Compare two plans component by component and name what decides.
 

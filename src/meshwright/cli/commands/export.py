@@ -6,24 +6,15 @@ from typing import Any
 
 from meshwright.api.configurations import export
 from meshwright.api.question import ask
-from meshwright.cli.options import json_option
-from meshwright.cli.output import emit_json, emit_text, note, print_line
+from meshwright.cli.output import emit_text, emitted_json, note, print_line
 from meshwright.cli.question import key_options
 from meshwright.cli.run_input import take_run
 from meshwright.cli.verbs import verb
 
 
-@verb(
-    "export",
-    question="meshwright.api.configurations:export",
-    examples=[
-        "meshwright export examples/runs/llama3.1-8b-pretrain.yaml --engine torchtitan --out titan",
-        "meshwright export run.yaml --engine native --out here --set train.steps=100",
-    ],
-)
+@verb("export", question="meshwright.api.configurations:export")
 @key_options("calibration")
-@json_option
-def command(*, asked: dict[str, Any], calibration: str | None, as_json: bool) -> None:
+def command(*, asked: dict[str, Any], calibration: str | None) -> None:
     """Write a run as the configuration of another engine.
 
     The engine need not be installed. A run that it cannot express is refused, with the reason. With `parallel: auto`
@@ -31,8 +22,7 @@ def command(*, asked: dict[str, Any], calibration: str | None, as_json: bool) ->
     """
     take_run(asked, calibration=calibration)
     done = ask(export, asked)
-    if as_json:
-        emit_json(done.to_dict())
+    if emitted_json(done):
         return
     print_line(done.summary(), style="bold")
     for row in done.to_rows():

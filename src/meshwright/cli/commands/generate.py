@@ -11,30 +11,21 @@ import click
 from meshwright.answers.generation import Generation
 from meshwright.api.generate import PromptLike, completions, generate, open_generator
 from meshwright.api.question import question_of
-from meshwright.cli.options import file_option, json_option
-from meshwright.cli.output import emit_json, emit_text, load_with_torch, note, progress, say
+from meshwright.cli.options import file_option
+from meshwright.cli.output import emit_json, emit_text, load_with_torch, note, progress, say, wants_json
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
 
 SHOWN_PROMPT = 60
 
 
-@verb(
-    "generate",
-    question="meshwright.api.generate:generate",
-    examples=[
-        'meshwright generate runs/first "def main(" --max-tokens 40',
-        "meshwright generate exported/llama --prompts prompts.jsonl --batch 16 --json",
-        "echo 'Once upon a time' | meshwright generate OWNER/NAME --temperature 0.8 --top-p 0.95 --seed 1",
-    ],
-)
+@verb("generate", question="meshwright.api.generate:generate")
 @click.argument("prompt", required=False)
 @file_option(
     "--prompts", "prompts_path",
     help="Prompts of a file: one a line, or JSON lines of texts, `prompt` or `messages`.",
 )  # fmt: skip
-@json_option
-def command(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None, as_json: bool) -> None:
+def command(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | None) -> None:
     """Continue prompts with a trained model.
 
     It computes on this machine's accelerator, or on its CPU. MODEL is a run folder, a run file, a folder of checkpoints
@@ -54,13 +45,13 @@ def command(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | N
         generator, about = open_generator(**settings)
     note(*about)
     command = ("meshwright", *sys.argv[1:])
-    if len(requests) == 1 and not as_json:
+    if len(requests) == 1 and not wants_json():
         done = completions(generator, requests, batch=1, about=about, command=command, on_text=write_text)
         end_line(done.text)
     else:
         with progress("generating", total=len(requests)) as advance:
             done = completions(generator, requests, batch=batch, about=about, command=command, on_batch=advance)
-        if as_json:
+        if wants_json():
             emit_json(done)
         else:
             _print_all(done)

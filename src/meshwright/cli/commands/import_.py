@@ -8,8 +8,7 @@ import click
 
 from meshwright.api.configurations import CLUSTER, import_run, survey_configurations
 from meshwright.api.question import ask
-from meshwright.cli.options import json_option
-from meshwright.cli.output import emit, emit_json, emit_text, exit_unless, note, print_line, print_text_tables
+from meshwright.cli.output import emit, emit_text, emitted_json, exit_unless, note, print_line, print_text_tables
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
 from meshwright.targets import load
@@ -17,26 +16,11 @@ from meshwright.targets import load
 OF_SURVEYS = ("cluster", "ignore")
 
 
-@verb(
-    "import",
-    question="meshwright.api.configurations:import_run",
-    without=("cluster",),
-    examples=[
-        "meshwright import llama3_8b.toml --cluster h100-8x1 --out run.yaml",
-        "meshwright import llama3:llama3_8b --cluster h100-8x1 --out run.yaml",
-        "meshwright import titan/meshwright_run.py --cluster h100-8x8",
-        'meshwright import "train.sh --vocab-size 32000" --cluster h100-8x8',
-        "meshwright import run_config.yaml --cluster h100-8x8",
-        'meshwright import "axolotl.yml max_steps=500" --cluster h100-8x1',
-        'meshwright import "axolotl.yml max_steps=500" --cluster h100-8x1 --lint',
-        "meshwright import --survey torchtitan --json",
-    ],
-)
+@verb("import", question="meshwright.api.configurations:import_run", without=("cluster",))
 @click.option("--cluster", metavar=CLUSTER.metavar, help=CLUSTER.about)
 @click.option("--survey", is_flag=True, help="Say of every configuration below the folder CONFIG whether it is read.")
 @click.option("--lint", is_flag=True, help="Review the run in place of printing it.")
-@json_option
-def command(*, asked: dict[str, Any], survey: bool, lint: bool, as_json: bool) -> None:
+def command(*, asked: dict[str, Any], survey: bool, lint: bool) -> None:
     """Read the configuration of another engine as a run file.
 
     The run file is printed, or written to --out. Without --engine, the content of the file shows whose it is.
@@ -69,7 +53,7 @@ def command(*, asked: dict[str, Any], survey: bool, lint: bool, as_json: bool) -
     wrong with the run: a batch that is not divisible, a plan that does not fit, flags that contradict each other.
     """
     if survey:
-        _survey(asked | {"lint": lint}, as_json=as_json)
+        _survey(asked | {"lint": lint})
         return
     if asked["cluster"] is None:
         raise InputError("missing option '--cluster'", hint="see `meshwright import --help`")
@@ -77,25 +61,23 @@ def command(*, asked: dict[str, Any], survey: bool, lint: bool, as_json: bool) -
     if lint:
         findings = load("meshwright.answers.run_lint:review")(found)
         rows = [{"level": level, "text": text} for level, text in findings]
-        emit({"findings": rows}, lambda _: print_line("\n".join(map(": ".join, findings))), as_json=as_json)
+        emit({"findings": rows}, lambda _: print_line("\n".join(map(": ".join, findings))))
         exit_unless(all(level != "error" for level, _ in findings))
         return
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     if found.file is None:
         emit_text(found.text)
     note(*found.notes)
 
 
-def _survey(asked: dict[str, Any], *, as_json: bool) -> None:
+def _survey(asked: dict[str, Any]) -> None:
     """Print what `import` reads of every configuration below a folder."""
     folder, given = asked.pop("source"), {key: asked.pop(key) for key in OF_SURVEYS}
     if others := [f"--{'out' if key == 'file' else key.replace('_', '-')}" for key, value in asked.items() if value]:
         raise InputError("--survey does not go with", got=", ".join(others), allowed="--cluster, --ignore, --json")
     found = ask(survey_configurations, {"folder": folder, **given})
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     if found.files:
         print_text_tables(found.tables())

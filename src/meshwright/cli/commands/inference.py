@@ -18,8 +18,8 @@ from meshwright.api.inference import (
     inference_plan,
 )
 from meshwright.api.question import ask
-from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option, json_option
-from meshwright.cli.output import emit, emit_json, exit_unless, note, print_line, print_table, print_text_tables
+from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option
+from meshwright.cli.output import emit, emitted_json, exit_unless, note, print_line, print_table, print_text_tables
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.errors import InputError
@@ -38,17 +38,8 @@ if TYPE_CHECKING:
 SHOWN_LAYOUTS, SHOWN, EXPLAINED = 8, 5, 20
 
 
-@verb(
-    "capacity",
-    question="meshwright.api.inference:inference_capacity",
-    examples=[
-        "meshwright inference capacity --model llama3.1-405b --cluster mi355x-1x1 --precision fp4 --context 8192",
-        "meshwright inference capacity --model llama3.1-70b --cluster mi355x-1x1 --kv-precision bf16 --context 131072",
-        "meshwright inference capacity --model deepseek-v3 --cluster h200-8x1 --precision fp8 --context 32768 --json",
-    ],
-)
-@json_option
-def capacity(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("inference capacity", question="meshwright.api.inference:inference_capacity")
+def capacity(*, asked: dict[str, Any]) -> None:
     """Compute the sessions and tokens that fit into memory.
 
     Counts weights with the scales of their format, the KV cache (grouped heads, latents, sliding windows), activations
@@ -57,7 +48,7 @@ def capacity(*, asked: dict[str, Any], as_json: bool) -> None:
     Exits with 1 if not one session of this length fits.
     """
     found = ask(inference_capacity, asked)
-    emit(found, _print_capacity, as_json=as_json)
+    emit(found, _print_capacity)
     exit_unless(found.fits)
 
 
@@ -67,21 +58,7 @@ TTFT = click.option("--ttft", "ttft_ms", type=MS, metavar="MS", help="Longest ti
 ITL = click.option("--itl", "itl_ms", type=MS, metavar="MS", help="Longest inter-token latency, in ms.")
 
 
-@verb(
-    "estimate",
-    question="meshwright.api.inference:inference_estimate",
-    without=("ttft_s", "itl_s"),
-    examples=[
-        "meshwright inference estimate --model llama3.1-70b --cluster h200-8x1 --precision fp8 "
-        "--tensor 2 --input-tokens 1024 --output-tokens 1024 --concurrency 1,16,64",
-        "meshwright inference estimate --model llama3.1-405b --cluster mi355x-8x1 --precision fp4 "
-        "--tensor 1 --input-tokens 2048 --output-tokens 2048",
-        "meshwright inference estimate --model deepseek-v3 --cluster b200-8x1 --precision fp4 --engine sglang "
-        "--input-tokens 8192 --output-tokens 1024 --rate 2 --ttft 2000 --percentile 99 --arrivals gamma:2",
-        "meshwright inference estimate --model ./model --cluster cpu-1x1 --calibration llamacpp.json --lockstep "
-        "--input-tokens 128 --output-tokens 64 --concurrency 1,8",
-    ],
-)
+@verb("inference estimate", question="meshwright.api.inference:inference_estimate", without=("ttft_s", "itl_s"))
 @options_from("meshwright.api.report:report_records", without=("items", "usd_per_device_hour"))
 @click.option(
     "--drafted", type=CountRange(0, MAX_DRAFTED), default=0, metavar="N",
@@ -96,9 +73,8 @@ ITL = click.option("--itl", "itl_ms", type=MS, metavar="MS", help="Longest inter
 )  # fmt: skip
 @TTFT
 @ITL
-@json_option
 def estimate(
-    *, asked: dict[str, Any], drafted: int, draft: str | None, accepted: float | None, as_json: bool,
+    *, asked: dict[str, Any], drafted: int, draft: str | None, accepted: float | None,
     ttft_ms: float | None, itl_ms: float | None, **prices: Any,
 ) -> None:  # fmt: skip
     """Estimate latencies, rates, memory and price of a server.
@@ -115,8 +91,7 @@ def estimate(
     """
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     of = found.server.of
     print_line(
@@ -131,31 +106,16 @@ def estimate(
     note(*found.notes)
 
 
-@verb(
-    "plan",
-    question="meshwright.api.inference:inference_plan",
-    without=("ttft_s", "itl_s"),
-    examples=[
-        "meshwright inference plan --model llama3.1-70b --cluster b200-8x1 --precision fp4 --engine trtllm "
-        "--input-tokens 8192 --output-tokens 1024 --itl 30 --ttft 2000 --explain",
-        "meshwright inference plan --model deepseek-v3 --cluster mi355x-8x1 --precision fp4 --engine sglang "
-        "--input-tokens 1024 --output-tokens 1024 --itl 30 --pareto",
-        "meshwright inference plan --model llama3.1-70b --cluster h200-8x1 --precision fp8 "
-        "--input-tokens 1024 --output-tokens 256 --itl 40 --write servers",
-        "meshwright inference plan --model llama3.1-70b --cluster mi300x-8x4 --precision fp8 "
-        "--input-tokens 2048 --output-tokens 256 --rate 20 --itl 50 --region 'East US 2'",
-    ],
-)
+@verb("inference plan", question="meshwright.api.inference:inference_plan", without=("ttft_s", "itl_s"))
 @options_from("meshwright.api.report:report_records", without=("items", "usd_per_device_hour"))
 @TTFT
 @ITL
 @click.option("--explain", is_flag=True, help="For each layout: its best load, and what stops it.")
 @click.option("--pareto", is_flag=True, help="Print throughput per device against interactivity.")
 @folder_option("--write", "folder", help="Write what starts the servers: a script, a Kubernetes manifest, a page.")
-@json_option
 def plan(
     *, asked: dict[str, Any], ttft_ms: float | None, itl_ms: float | None, explain: bool, pareto: bool,
-    folder: Path | None, as_json: bool, **prices: Any,
+    folder: Path | None, **prices: Any,
 ) -> None:  # fmt: skip
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
 
@@ -171,8 +131,7 @@ def plan(
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_plan, asked, prices=prices)
     left = () if folder is None else found.write(folder)
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     print_line(found.summary(), style="bold")
     print_hardware(found.question.cluster)
@@ -184,17 +143,9 @@ def plan(
     note(*found.notes, *left)
 
 
-@verb(
-    "calibrate",
-    question="meshwright.api.inference:inference_calibrate",
-    examples=[
-        "meshwright inference calibrate bench-serve --cluster cpu-1x1 --out llamacpp.json",
-        "meshwright inference calibrate a100/* --cluster a100-1x1 --model llama3.1-8b --precision bf16 --engine vllm",
-    ],
-)
+@verb("inference calibrate", question="meshwright.api.inference:inference_calibrate")
 @file_option("--out", help="Calibration file to write.  [default: ENGINE-ACCELERATOR.json]")
-@json_option
-def calibrate(*, asked: dict[str, Any], out: Path | None, as_json: bool) -> None:
+def calibrate(*, asked: dict[str, Any], out: Path | None) -> None:
     """Fit the constants of one server to records of `meshwright bench serve`.
 
     RECORDS are folders of closed loops on one kind of server: other models, lengths and loads are predicted best from
@@ -212,8 +163,7 @@ def calibrate(*, asked: dict[str, Any], out: Path | None, as_json: bool) -> None
         write_atomically(target, json.dumps(document, indent=1, allow_nan=False) + "\n")
     except OSError as error:
         raise InputError(f"cannot write {str(target)!r} ({error.strerror})") from None
-    if as_json:
-        emit_json({"calibration": target, **document})
+    if emitted_json({"calibration": target, **document}):
         return
     _print_calibration(found)
     note(f"wrote {target}")
@@ -222,23 +172,13 @@ def calibrate(*, asked: dict[str, Any], out: Path | None, as_json: bool) -> None
 GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "evidence")
 
 
-@verb(
-    "accuracy",
-    question="meshwright.api.inference:inference_accuracy",
-    examples=[
-        "meshwright inference accuracy --leave-one-source-out",
-        "meshwright inference accuracy --by engine --rows",
-        "meshwright inference accuracy --points mine.csv --json",
-        "meshwright inference accuracy --records bench-serve-2 --calibration llamacpp.json --rows",
-    ],
-)
+@verb("inference accuracy", question="meshwright.api.inference:inference_accuracy")
 @options_from("meshwright.api.inference:inference_calibrate", without=("records", "cluster", *HARDWARE))
 @click.option(
     "--by", type=click.Choice(GROUPS), default="source", show_default=True, help="Group the errors by this column.",
 )  # fmt: skip
 @click.option("--rows", "show_rows", is_flag=True, help="Also print every point.")
-@json_option
-def accuracy(*, asked: dict[str, Any], by: str, show_rows: bool, as_json: bool, **served: str | None) -> None:
+def accuracy(*, asked: dict[str, Any], by: str, show_rows: bool, **served: str | None) -> None:
     """Predict published inference points and report the errors.
 
     Rates are tokens/s of all devices; latencies are seconds. Points that say too little are counted with the reason.
@@ -250,8 +190,7 @@ def accuracy(*, asked: dict[str, Any], by: str, show_rows: bool, as_json: bool, 
     found = ask(inference_accuracy, asked, **served)
     for reason, count in found.unused_loads.items():
         note(f"{count} loads {reason} are not used")
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     tables = found.tables(by)
     print_text_tables([_rows(found), *tables] if show_rows else tables)
@@ -345,8 +284,4 @@ command = verb_group(
 
 Nothing is run, and no tensor framework is needed. `capacity` is arithmetic; the others state an interval.""",
     verbs={"What to project": [capacity, estimate, plan, calibrate, accuracy]},
-    examples=[
-        "meshwright inference capacity --model llama3.1-405b --cluster mi355x-1x1 --precision fp4",
-        "meshwright inference accuracy --leave-one-source-out",
-    ],
 )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from meshwright.cli.options import json_option
-from meshwright.cli.output import emit_json, exit_unless, load_with_torch, note, print_table
+from meshwright.cli.output import emitted_json, exit_unless, load_with_torch, note, print_table
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.kernels.architectures import architectures
@@ -19,13 +18,7 @@ if TYPE_CHECKING:
     from meshwright.kernels.inspection import InspectedKernel
 
 
-@verb(
-    "inspect",
-    examples=[
-        "meshwright kernels inspect --op rms_norm",
-        "meshwright kernels inspect --op rotary --architecture sm90 --architecture gfx942 --json",
-    ],
-)
+@verb("kernels inspect")
 @click.option(
     "--op",
     "ops",
@@ -37,8 +30,7 @@ if TYPE_CHECKING:
     "--architecture", "names", multiple=True, metavar="NAME",
     help="Only this architecture: sm90, sm100, gfx942, gfx950. May be repeated.  [default: all]",
 )  # fmt: skip
-@json_option
-def inspect(*, ops: tuple[str, ...], names: tuple[str, ...], as_json: bool) -> None:
+def inspect(*, ops: tuple[str, ...], names: tuple[str, ...]) -> None:
     """Compile the Triton kernels for each architecture; print registers, spills and traffic.
 
     Needs no GPU: Triton's compilers come with its package. For each kernel, each choice of tiles and each architecture:
@@ -57,9 +49,7 @@ def inspect(*, ops: tuple[str, ...], names: tuple[str, ...], as_json: bool) -> N
     inspected = load_with_torch("meshwright.kernels.inspection:inspected", what="inspecting kernels")
     rows: list[InspectedKernel] = inspected(ops, names)
     faults = [fault for row in rows for fault in row.faults]
-    if as_json:
-        emit_json({"kernels": [asdict(row) for row in rows], "faults": faults})
-    else:
+    if not emitted_json({"kernels": [asdict(row) for row in rows], "faults": faults}):
         _print(rows)
         note(*faults)
     exit_unless(not faults)
@@ -88,5 +78,4 @@ command = verb_group(
 
 `meshwright bench kernels` measures them on the device of this machine.""",
     verbs={"Kernels": [inspect]},
-    examples=["meshwright kernels inspect --op rotary --architecture sm90"],
 )

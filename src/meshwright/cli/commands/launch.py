@@ -6,22 +6,12 @@ from pathlib import Path
 
 import click
 
-from meshwright.cli.options import count_option, file_option, folder_option, json_option, run_argument
+from meshwright.cli.options import count_option, file_option, folder_option, run_argument
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
-@verb(
-    "launch",
-    body="meshwright.cli.launch:run",
-    examples=[
-        "meshwright launch run.yaml --on local --max-restarts 2",
-        "meshwright launch run.yaml --on local --nodes 2 --rendezvous node1:29500 --out runs/first",
-        "meshwright launch run.yaml --on slurm --dry-run",
-        "meshwright launch run.yaml --on slurm --partition gpu --time 1-00:00:00 --exclude-file bad.txt --wait",
-        "meshwright launch run.yaml --on kubernetes --kind jobset --site site.yaml --dry-run --json",
-    ],
-)
+@verb("launch", body="meshwright.cli.launch:run")
 @run_argument()
 @click.option(
     "--on", "place", type=click.Choice(["local", "slurm", "kubernetes"]), required=True,
@@ -72,7 +62,6 @@ from meshwright.cli.verbs import verb
     "--results", type=click.Path(path_type=Path), metavar="DIR",
     help="kubernetes: folder of the results in the pods, on a volume claim.  [default: NAME on the first claim]",
 )  # fmt: skip
-@json_option
 def command() -> None:
     """Start a run on one host or many: torchrun, Slurm, Kubernetes.
 

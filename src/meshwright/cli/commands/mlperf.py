@@ -10,10 +10,10 @@ import click
 from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
 from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
-from meshwright.cli.options import count_option, html_option, json_option
+from meshwright.cli.options import count_option, html_option
 from meshwright.cli.output import (
     emit,
-    emit_json,
+    emitted_json,
     exit_unless,
     note,
     print_line,
@@ -41,16 +41,7 @@ _SHOWN = 60
 """Findings printed of one set; --json has all."""
 
 
-@verb(
-    "run",
-    question="meshwright.api.run_benchmark:mlperf_run",
-    examples=[
-        "meshwright mlperf run proxy_pretrain_xs --out runs/p1",
-        "meshwright mlperf run proxy_pretrain_xs --out runs/p2 --set batch.global_sequences=32 --dry-run",
-        "meshwright mlperf run llama31_8b --out runs/8b --data /data/c4 --set parallel.tensor=2",
-        "meshwright mlperf run llama31_8b --shape --set cluster=h100-8x1 --dry-run",
-    ],
-)
+@verb("mlperf run", question="meshwright.api.run_benchmark:mlperf_run")
 @click.option(
     "--shape",
     "is_shape",
@@ -59,8 +50,7 @@ _SHOWN = 60
 )
 @count_option("--steps", "num_steps", high=10_000, default=20, help="Steps of --shape.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the run file; train nothing.")
-@json_option
-def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool, as_json: bool) -> None:
+def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool) -> None:
     """Run a benchmark: N timed runs to a target loss, with logs in the format of MLPerf Training.
 
     A run initializes its model and warms up on random tokens; then the clock starts, and only then its data is opened.
@@ -74,29 +64,19 @@ def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool,
     if is_shape:
         given = {name: asked[name] for name in ("name", "round_name", "overrides")}
         document = rate_of_shape(**given, num_steps=num_steps, dry_run=dry_run)
-        _show_shape(document, as_json=as_json)
+        _show_shape(document)
         return
     if dry_run:
-        _show_plan(plan_benchmark(**asked), as_json=as_json)
+        _show_plan(plan_benchmark(**asked))
         return
     done = ask(mlperf_run, asked, say=say)
     document = done.to_dict()
-    emit(document, _show, as_json=as_json)
+    emit(document, _show)
     exit_unless(document["num_converged"] >= document["num_runs"] - (1 if document["num_runs"] > 2 else 0))
 
 
-@verb(
-    "check",
-    question="meshwright.api.mlperf:mlperf_check",
-    examples=[
-        "meshwright mlperf check results/MI355X/llama2_70b_lora --round 5.1",
-        "meshwright mlperf check results/MI355X/llama2_70b_lora/result_0.txt --round 5.1 --json",
-        "meshwright mlperf check running/result_3.txt --unfinished --no-official",
-        "meshwright mlperf check training_results_v5.1/AMD",
-    ],
-)
-@json_option
-def check(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("mlperf check", question="meshwright.api.mlperf:mlperf_check")
+def check(*, asked: dict[str, Any]) -> None:
     """Check result files by the rules of MLPerf Training, strictly and with the official checker.
 
     Each finding names file, line and rule, what the log says, why it matters and how to mend it. A folder of
@@ -107,9 +87,7 @@ def check(*, asked: dict[str, Any], as_json: bool) -> None:
     official checker does not run, and the output says so.
     """
     found = ask(mlperf_check, asked)
-    if as_json:
-        emit_json(found.to_dict())
-    else:
+    if not emitted_json(found):
         for checked in found.sets:
             _print_check(checked.report, checked.official)
     for row in found.skipped:
@@ -117,18 +95,8 @@ def check(*, asked: dict[str, Any], as_json: bool) -> None:
     exit_unless(found.passes)
 
 
-@verb(
-    "score",
-    question="meshwright.api.mlperf:mlperf_score",
-    examples=[
-        "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
-        "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1 --json",
-        "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1 --runs 4",
-        "meshwright mlperf score training_results_v5.1/AMD",
-    ],
-)
-@json_option
-def score(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("mlperf score", question="meshwright.api.mlperf:mlperf_score")
+def score(*, asked: dict[str, Any]) -> None:
     """Score sets of runs: olympic mean, reference-convergence test, normalization.
 
     A set is a folder of result_*.txt at or below DIR. A score is the mean of the minutes from run_start to run_stop
@@ -139,24 +107,15 @@ def score(*, asked: dict[str, Any], as_json: bool) -> None:
     Exits with 1 if a set is no result. A computed score is not verified by the MLCommons Association.
     """
     found = ask(mlperf_score, asked)
-    emit(found, _print_scores, as_json=as_json)
+    emit(found, _print_scores)
     for row in found.skipped:
         note(f"{row.where} is not scored: {row.reason}")
     exit_unless(found.passes)
 
 
-@verb(
-    "compare",
-    question="meshwright.api.mlperf:mlperf_compare",
-    examples=[
-        "meshwright mlperf compare --benchmark llama2_70b_lora --round 5.1 --devices 8 --accelerator MI355X",
-        "meshwright mlperf compare --benchmark llama2_70b_lora --devices 8 --baseline MI300X",
-        "meshwright mlperf compare my/results --benchmark llama31_8b --round 5.1 --devices 8 --html results.html",
-    ],
-)
+@verb("mlperf compare", question="meshwright.api.mlperf:mlperf_compare")
 @html_option
-@json_option
-def compare(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> None:
+def compare(*, asked: dict[str, Any], html_path: Path | None) -> None:
     """Compare results: makers and partners by accelerator, spread, generation over generation.
 
     Published results of the rounds 5.0 and 5.1 ship. Folders of result_*.txt at and below DIR are scored and stand in
@@ -165,19 +124,11 @@ def compare(*, asked: dict[str, Any], html_path: Path | None, as_json: bool) -> 
     """
     found = ask(mlperf_compare, asked)
     write_page("meshwright.report.mlperf:comparison_page", found, path=html_path)
-    emit(found, _print_comparison, as_json=as_json)
+    emit(found, _print_comparison)
 
 
-@verb(
-    "rcp",
-    question="meshwright.api.mlperf:mlperf_rcp",
-    examples=[
-        "meshwright mlperf rcp runs/batch16 runs/batch32 --creator Reference --platform 1xH200 --out rcps.json",
-        "meshwright mlperf rcp runs/batch16 --creator Reference --platform 1xH200 --json",
-    ],
-)
-@json_option
-def rcp(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("mlperf rcp", question="meshwright.api.mlperf:mlperf_rcp")
+def rcp(*, asked: dict[str, Any]) -> None:
     """Make reference convergence points from 2 N runs at each batch size.
 
     DIR is a folder of result_*.txt of one global batch size. All runs must converge and share their hyperparameters.
@@ -186,8 +137,7 @@ def rcp(*, asked: dict[str, Any], as_json: bool) -> None:
     found = ask(mlperf_rcp, asked)
     if asked["out"] is not None:
         note(f"{asked['out']} has {len(found.document)} points")
-    if as_json:
-        emit_json(found.to_dict())
+    if emitted_json(found):
         return
     print_table(
         {"batch size": "right", "runs": "right", "mean": "right", "std": "right", "least": "right", "": "left"},
@@ -202,13 +152,8 @@ def rcp(*, asked: dict[str, Any], as_json: bool) -> None:
     )  # fmt: skip
 
 
-@verb(
-    "package",
-    question="meshwright.api.mlperf:mlperf_package",
-    examples=["meshwright mlperf package runs/llama31_8b --org Org --system h200x8.json --code src --out submission"],
-)
-@json_option
-def package(*, asked: dict[str, Any], as_json: bool) -> None:
+@verb("mlperf package", question="meshwright.api.mlperf:mlperf_package")
+def package(*, asked: dict[str, Any]) -> None:
     """Build a submission folder and run the official package checker on a copy.
 
     DIR is a folder of result_*.txt, one for each benchmark. Of a set with more runs than a score needs, the median
@@ -217,7 +162,7 @@ def package(*, asked: dict[str, Any], as_json: bool) -> None:
     Exits with 1 if a set is no result or the package checker finds errors.
     """
     package = ask(mlperf_package, asked)
-    emit(package, _print_package, as_json=as_json)
+    emit(package, _print_package)
     exit_unless(package.passes)
 
 
@@ -359,9 +304,8 @@ def _minutes(value: float | None) -> str | None:
     return None if value is None else f"{value:.3f}"
 
 
-def _show_plan(document: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        emit_json(document)
+def _show_plan(document: dict[str, Any]) -> None:
+    if emitted_json(document):
         return
     note(*document["notes"])
     print_line(
@@ -393,9 +337,8 @@ def _show(document: dict[str, Any]) -> None:
     )
 
 
-def _show_shape(document: dict[str, Any], *, as_json: bool) -> None:
-    if as_json:
-        emit_json(document)
+def _show_shape(document: dict[str, Any]) -> None:
+    if emitted_json(document):
         return
     note(*document["notes"])
     if document["tokens_per_s_per_device"] is None:
@@ -418,9 +361,4 @@ Rules of llama31_8b, llama2_70b_lora, gpt_oss_20b, deepseekv3_671b, llama31_405b
 qwen35_397b_grpo ship for the rounds 5.0 to 6.1. A
 further benchmark is a TOML file of the same form in a folder that --benchmarks names.""",
     verbs={"Runs": [run], "Results": [check, score, compare, rcp, package]},
-    examples=[
-        "meshwright mlperf run proxy_pretrain_xs --out runs/p1",
-        "meshwright mlperf check results/MI355X/llama2_70b_lora --round 5.1",
-        "meshwright mlperf score results/MI355X/llama2_70b_lora --round 5.1",
-    ],
 )

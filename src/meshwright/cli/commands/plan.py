@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import count_option, file_option, html_option, json_option, write_option
+from meshwright.cli.options import count_option, file_option, html_option, write_option
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
@@ -16,14 +16,6 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
     question="meshwright.api.plan:plan",
     without=("neighbours", "switches", "scored"),
     body="meshwright.cli.plan:run",
-    examples=[
-        "meshwright plan --model llama3.1-8b --cluster mi355x-8x8 --gbs 512 --seq 8192",
-        "meshwright plan --model llama3.1-8b --cluster h100-8x4 --network 25Gb/s --gbs 512 --seq 8192",
-        "meshwright plan --model moe-2t --cluster mi355x-8x12288 --gbs 32768 --seq 4096 --json",
-        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --explain --why-not tensor=8",
-        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --write pinned.yaml",
-        "meshwright plan examples/runs/llama3.1-8b-pretrain.yaml --html plans.html",
-    ],
 )
 @key_options("calibration")
 @click.option(
@@ -43,7 +35,6 @@ DEFAULT_SCORED, MOST_SCORED = 10_000, 100_000
 )  # fmt: skip
 @write_option(help="Write a run file that pins the first plan.")
 @html_option
-@json_option
 def command() -> None:
     """Search all legal sharding plans and rank them.
 

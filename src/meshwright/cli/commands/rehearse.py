@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from meshwright.cli.options import count_option, json_option, run_argument, seconds_option
+from meshwright.cli.options import count_option, run_argument, seconds_option
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 MAX_PROCESSES = 8  # a toy tensor has at least 8 rows: each process holds a shard of every tensor
 
 
-@verb(
-    "rehearse",
-    body="meshwright.cli.rehearse:run",
-    examples=[
-        "meshwright rehearse run.yaml",
-        "meshwright rehearse run.yaml --processes 8 --json",
-        "meshwright rehearse run.yaml --set parallel.tensor=4",
-    ],
-)
+@verb("rehearse", body="meshwright.cli.rehearse:run")
 @run_argument()
 @key_options("overrides")
 @count_option(
@@ -28,7 +20,6 @@ MAX_PROCESSES = 8  # a toy tensor has at least 8 rows: each process holds a shar
     "--timeout", "timeout_s", low=1, default=120.0,
     help="Time after which an unfinished rehearsal counts as a deadlock.",
 )  # fmt: skip
-@json_option
 def command() -> None:
     """Check a plan on local CPU processes against a single process.
 

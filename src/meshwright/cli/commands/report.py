@@ -6,8 +6,8 @@ from typing import Any
 
 from meshwright.api.question import ask
 from meshwright.api.report import report_records, report_sources
-from meshwright.cli.options import figure_options, html_option, json_option, markdown_option
-from meshwright.cli.output import emit_json, print_text_tables, progress, write_forms
+from meshwright.cli.options import figure_options, html_option, markdown_option
+from meshwright.cli.output import emit_json, print_text_tables, progress, wants_json, write_forms
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
 from meshwright.targets import load
@@ -16,22 +16,11 @@ SOURCES = "sources"
 """Argument that stands for the report on the source documents."""
 
 
-@verb(
-    "report",
-    question="meshwright.api.report:report_records",
-    examples=[
-        "meshwright report runs/a runs/b --html report.html",
-        "meshwright report runs --html report.html --price 2.5 --utilization 0.8",
-        "meshwright report run.yaml runs/a --markdown report.md --png figures",
-        "meshwright report runs --capital 40000 --life 5 --usd-per-kwh 0.1 --json",
-        "meshwright report sources --html sources.html",
-    ],
-)
+@verb("report", question="meshwright.api.report:report_records")
 @html_option
 @markdown_option
 @figure_options
-@json_option
-def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
+def command(*, asked: dict[str, Any], **options: Any) -> None:
     """Report on records, estimates and published figures as one page.
 
     RECORDS are folders of records (all below them count), run files, claim:ID, mlperf:NAME or points:KEY=TEXT, as in
@@ -54,7 +43,7 @@ def command(*, asked: dict[str, Any], as_json: bool, **options: Any) -> None:
     is_written = write_forms(
         found, page=f"{home}:{page}", markdown=f"{home}:markdown", figures=f"{home}:figures_of", options=options
     )
-    if as_json:
+    if wants_json():
         emit_json(found.to_dict())
     elif not is_written:
         print_text_tables(load(f"{home}:terminal_tables")(found))

@@ -7,8 +7,8 @@ from typing import Any
 
 from meshwright.api.question import ask
 from meshwright.api.scale import scale
-from meshwright.cli.options import html_option, json_option
-from meshwright.cli.output import emit_json, note, print_line, print_text_tables, progress, write_page
+from meshwright.cli.options import html_option
+from meshwright.cli.output import emitted_json, note, print_line, print_text_tables, progress, write_page
 from meshwright.cli.question import key_options
 from meshwright.cli.run_input import take_run
 from meshwright.cli.verbs import verb
@@ -16,21 +16,10 @@ from meshwright.errors import InputError
 from meshwright.targets import load
 
 
-@verb(
-    "scale",
-    question="meshwright.api.scale:scale",
-    examples=[
-        "meshwright scale examples/runs/moe-2t-mi355x.yaml --devices 8192,98304 --days 22.8",
-        "meshwright scale examples/runs/moe-2t-mi300x.yaml --emulate 768 --devices 16384,32768,65536",
-        "meshwright scale examples/runs/llama3.1-8b-pretrain.yaml --mode weak --html scale.html",
-        "meshwright scale --model llama3.1-70b --cluster h100-8x16 --gbs 1024 --seq 8192 --tokens 1e12 --deadline 30",
-        "meshwright scale --model moe-2t --cluster mi355x-8x1024 --gbs 32768 --seq 4096 --json",
-    ],
-)
+@verb("scale", question="meshwright.api.scale:scale")
 @key_options("calibration")
 @html_option
-@json_option
-def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path | None, as_json: bool) -> None:
+def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path | None) -> None:
     """Scale a run to more devices: efficiency, time, failures, energy, cost.
 
     The run file's global batch is for the run file's cluster. The planner chooses a plan for each number
@@ -45,9 +34,7 @@ def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path |
         report = ask(scale, asked)
     note(*report.notes)
     write_page("meshwright.report.scale:scale_page", report, path=html_path)
-    if as_json:
-        emit_json(report.to_dict())
-    else:
+    if not emitted_json(report):
         if (line := load("meshwright.answers.cluster:hardware_line")(report.study.request.cluster)) is not None:
             print_line(line)
         print_text_tables(load("meshwright.report.scale:tables_of")(report))

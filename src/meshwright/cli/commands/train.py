@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import click
 
-from meshwright.cli.options import file_option, json_option
+from meshwright.cli.options import file_option
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
 
-@verb(
-    "train",
-    question="meshwright.api.train:train",
-    without=("quiet",),
-    body="meshwright.cli.train:run",
-    examples=[
-        "meshwright train examples/runs/tiny-llama-cpu.yaml",
-        "meshwright train examples/runs/tiny-llama-cpu.yaml --set train.steps=20 --json",
-        "meshwright train run.yaml --resume",
-        "meshwright train run.yaml --branch --set train.seed=1",
-        "meshwright train run.yaml --profile",
-        "meshwright train run.yaml --dry-run --html data.html",
-    ],
-)
+@verb("train", question="meshwright.api.train:train", without=("quiet",), body="meshwright.cli.train:run")
 @key_options("calibration")
 @click.option(
     "--profile", "profile", is_flag=True,
@@ -40,7 +27,6 @@ from meshwright.cli.verbs import verb
     help="Print the plan, its prediction and the folder; with --html the data too, whose tokens stay in the cache.",
 )  # fmt: skip
 @file_option("--html", "html_path", help="With --dry-run: write the data as a self-contained HTML page.")
-@json_option
 def command() -> None:
     """Train a model on the CPU, one accelerator or many.
 

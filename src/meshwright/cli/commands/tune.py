@@ -15,14 +15,23 @@ from meshwright.cli.options import (
     count_option,
     file_option,
     html_option,
-    json_option,
     numbers,
     root_option,
     run_argument,
     seconds_option,
     write_option,
 )
-from meshwright.cli.output import emit_json, exit_unless, load_with_torch, note, print_line, print_table, write_html
+from meshwright.cli.output import (
+    emit_json,
+    emitted_json,
+    exit_unless,
+    load_with_torch,
+    note,
+    print_line,
+    print_table,
+    wants_json,
+    write_html,
+)
 from meshwright.cli.question import key_options
 from meshwright.cli.run_input import tuned_run
 from meshwright.cli.verbs import verb, verb_group
@@ -45,16 +54,7 @@ from meshwright.specs.run import Run
 Document = dict[str, Any]
 
 
-@verb(
-    "system",
-    examples=[
-        "meshwright tune system",
-        "meshwright tune system --why --only cpu-governor,numa-balancing",
-        "sudo meshwright tune system --apply --skip address-randomization",
-        "meshwright tune system --restore",
-        "meshwright tune system --root /host --json",
-    ],
-)
+@verb("tune system")
 @click.option("--apply", "is_apply", is_flag=True, help="Change the settings; their old values are saved first.")
 @click.option("--restore", "is_restore", is_flag=True, help="Restore the saved values.")
 @click.option("--only", metavar="NAMES", help="These settings only, separated by commas.")
@@ -65,17 +65,8 @@ Document = dict[str, Any]
     help="File of the saved values.  [default: meshwright/tune-system.json in the XDG state folder]",
 )  # fmt: skip
 @root_option
-@json_option
 def system(
-    *,
-    is_apply: bool,
-    is_restore: bool,
-    only: str | None,
-    skip: str | None,
-    why: bool,
-    state: Path | None,
-    root: Path,
-    as_json: bool,
+    *, is_apply: bool, is_restore: bool, only: str | None, skip: str | None, why: bool, state: Path | None, root: Path
 ) -> None:
     """Show, change or restore kernel settings that affect training.
 
@@ -99,14 +90,14 @@ def system(
         outcome = None
         document = {"mode": "dry run", "state": state, "settings": _rows(values), "notes": seen}
         if is_apply:
-            if not as_json:
+            if not wants_json():
                 _show_settings(values, seen, why=why)
             outcome = apply(host, values, state=state)
             document |= {"mode": "apply", **_outcome(outcome)}
-        elif not as_json:
+        elif not wants_json():
             _show_settings(values, seen, why=why)
             _show_dry_run(values)
-    if as_json:
+    if wants_json():
         emit_json(document)
     elif outcome is not None:
         _show_outcome(outcome, state, is_restore=is_restore)
@@ -223,14 +214,7 @@ def _show_outcome(outcome: TuningOutcome, state: Path, *, is_restore: bool) -> N
 MAX_WORKERS = 256  # `data.workers` of the run file
 
 
-@verb(
-    "dataloader",
-    examples=[
-        "meshwright tune dataloader examples/runs/tiny-llama-cpu.yaml",
-        "meshwright tune dataloader run.yaml --workers 0,1,2,4,8,16 --budget 3m --apply",
-        "meshwright tune dataloader run.yaml --step-time 1.8 --write tuned.yaml --json",
-    ],
-)
+@verb("tune dataloader")
 @run_argument()
 @key_options("overrides")
 @click.option(
@@ -245,10 +229,7 @@ MAX_WORKERS = 256  # `data.workers` of the run file
 @budget_option(default="60s", help="Time to measure, as in 90s, 3m or 1h; every number is measured at least 3 times.")
 @write_option(help="Write a copy of the run file with the numbers found.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the numbers found into RUN.yaml.")
-@json_option
-def dataloader(
-    *, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float, as_json: bool, **files: Any
-) -> None:
+def dataloader(*, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float, **files: Any) -> None:
     """Find the number of data loading threads for training and validation.
 
     Reads the run's own data, with its tokenizer and sequence length, with each number of threads: at full speed, and
@@ -262,20 +243,11 @@ def dataloader(
     found = tune(run, counts=counts, step_s=step_s, budget_s=budget_s)
     if target is not None:
         runfile.write_text(found.text(), target)
-    if as_json:
-        emit_json(found.document(target))
-    else:
+    if not emitted_json(found.document(target)):
         found.show(target)
 
 
-@verb(
-    "gemm",
-    examples=[
-        "meshwright tune gemm examples/runs/tiny-llama-cpu.yaml",
-        "meshwright tune gemm run.yaml --out tuned.json --budget 5m",
-        "meshwright tune gemm run.yaml --apply --json",
-    ],
-)
+@verb("tune gemm")
 @run_argument()
 @key_options("overrides")
 @file_option(
@@ -285,8 +257,7 @@ def dataloader(
 @write_option(help="Write a copy of the run file that names the tuning file.")
 @click.option("--apply", "is_apply", is_flag=True, help="Name the tuning file in RUN.yaml.")
 @budget_option(default="60s", help="Time to measure, one part to search and one to confirm: 90s, 3m, 1h.")
-@json_option
-def gemm(*, run_path: Path, out: Path | None, budget_s: float, as_json: bool, **files: Any) -> None:
+def gemm(*, run_path: Path, out: Path | None, budget_s: float, **files: Any) -> None:
     """Find the fastest GEMM kernels, library and threads for a run.
 
     Measures every GEMM of the run's model and plan as it runs now, tries the alternatives, and measures again, before
@@ -313,9 +284,7 @@ def gemm(*, run_path: Path, out: Path | None, budget_s: float, as_json: bool, **
         runfile.write_text(found.tuning_text(), out)
         if text is not None and target is not None:
             runfile.write_text(text, target)
-    if as_json:
-        emit_json(found.document(written))
-    else:
+    if not emitted_json(found.document(written)):
         found.show(written)
 
 
@@ -327,14 +296,7 @@ def _run_text(run: Run, out: Path) -> str:
 MOST_ROWS = 12  # of the table
 
 
-@verb(
-    "learning-rate",
-    examples=[
-        "meshwright tune learning-rate examples/runs/tiny-llama-cpu.yaml",
-        "meshwright tune learning-rate run.yaml --steps 200 --from 1e-6 --to 0.1 --html rates.html",
-        "meshwright tune learning-rate run.yaml --set optimizer.name=muon --write tuned.yaml --json",
-    ],
-)
+@verb("tune learning-rate")
 @run_argument()
 @key_options("overrides")
 @click.option("--from", "low", type=float, default=1e-7, show_default=True, metavar="RATE", help="First rate.")
@@ -346,10 +308,7 @@ MOST_ROWS = 12  # of the table
 @html_option
 @write_option(help="Write a copy of the run file with the suggested rate.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the suggested rate into RUN.yaml.")
-@json_option
-def learning_rate(
-    *, low: float, high: float, num_steps: int, html_path: Path | None, as_json: bool, **files: Any
-) -> None:
+def learning_rate(*, low: float, high: float, num_steps: int, html_path: Path | None, **files: Any) -> None:
     """Find a learning rate for a run by a range test.
 
     Trains the run's own model on its own data, with its batch, plan and optimizer, while the rate rises exponentially
@@ -370,9 +329,7 @@ def learning_rate(
     elif target is not None:
         runfile.write_text(_rate_text(run, values), target)
     write_html("meshwright.report.learning_rate_page:learning_rate_page", found, run=run, path=html_path)
-    if as_json:
-        emit_json(_rate_document(run, found, values=values, written=target))
-    else:
+    if not emitted_json(_rate_document(run, found, values=values, written=target)):
         _show_rates(run, found, values=values, written=target)
 
 
@@ -455,5 +412,4 @@ command = verb_group(
 
 Each command measures or checks first, prints what it would change, and changes it only on request.""",
     verbs={"What to tune": [system, dataloader, gemm, learning_rate]},
-    examples=["meshwright tune system", "meshwright tune dataloader run.yaml --apply"],
 )
