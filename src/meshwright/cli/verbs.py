@@ -123,9 +123,9 @@ def verbs_of(sections: Mapping[str, Mapping[str, str]]) -> dict[str, Verb]:
 
 
 def verb(
-    words: str, *, body: str | None = None, question: str | None = None, without: Sequence[str] = ()
+    name: str, *, body: str | None = None, question: str | None = None, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Declare a verb by the words that a user types. The decorated function holds its options and, as docstring, its
+    """Declare a verb by its name, behind the name of its group if it has one. The decorated function holds its options and, as docstring, its
     help. It is the body, unless `body` names another function. The last option of every verb is --json.
 
     `question`: the public function, "module:function", whose parameters are the first options, but for `without`.
@@ -135,7 +135,7 @@ def verb(
         asked = None if question is None else question_of(load(question))
         for option in [] if asked is None else reversed([*options_of(asked, without=without)]):
             function = option(function)
-        declared = click.command(words.split()[-1], cls=LazyCommand, body=body, question=asked, epilog=_epilog(words))
+        declared = click.command(name.split()[-1], cls=LazyCommand, body=body, question=asked, epilog=_epilog(name))
         command = declared(function)
         command.params.append(click.Option(["--json", AS_JSON], is_flag=True, help=JSON_HELP))
         command.help = inspect.cleandoc(command.help or "")
@@ -164,8 +164,8 @@ def verb_group(name: str, *, about: str, verbs: Mapping[str, Sequence[click.Comm
     return command
 
 
-def _epilog(words: str) -> str:
-    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in TABLE["examples"].get(words, ()))])
+def _epilog(name: str) -> str:
+    return "\n".join(["\b", "Examples:", *(f"  {line}" for line in TABLE["examples"].get(name, ()))])
 
 
 def _open(name: str, verb: Verb) -> click.Command:
