@@ -7,14 +7,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from meshwright.answers.documents.catalog import (
-    claim_document,
-    claims_document,
-    details_document,
-    leaves,
-    listing_document,
-    run_files_document,
-)
+from meshwright.answers.documents import catalog as documents
+from meshwright.answers.documents.catalog import leaves
 from meshwright.catalog.lookup import claim
 from meshwright.errors import InputError
 from meshwright.json_values import jsonable
@@ -117,15 +111,17 @@ class CatalogListing(Result):
 
 def catalog_listing(kind: str, *, predict: bool = False) -> CatalogListing:
     """List all entries of `kind`. `predict` adds predictions to claims and runs, which takes half a minute."""
-    made = {"claims": claims_document, "runs": partial(run_files_document, None)}
-    document = made[kind](predict=predict) if kind in made else listing_document(kind)
+    made = {"claims": documents.claims_document, "runs": partial(documents.run_files_document, None)}
+    document = made[kind](predict=predict) if kind in made else documents.listing_document(kind)
     return CatalogListing(kind=kind, document=document)
 
 
 def catalog_entry(kind: str, name: str, *, predict: bool = False) -> CatalogItem:
     """Look up one entry of `kind`. Raises UnknownNameError."""
     if kind == "claims":
-        document = claim_document(claim(name), predict=predict)
+        document = documents.claim_document(claim(name), predict=predict)
+    elif kind == "runs":
+        document = documents.run_files_document(name, predict=predict)
     else:
-        document = run_files_document(name, predict=predict) if kind == "runs" else details_document(kind, name)
+        document = documents.details_document(kind, name)
     return CatalogItem(kind=kind, name=document.get("name", name), document=document)

@@ -12,35 +12,10 @@ from meshwright.answers.quantities import percent
 from meshwright.engines.choice import notes_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable, picked
-from meshwright.planner import request_for
+from meshwright.planner import request_for, scaling
 from meshwright.planner.choice import fixing, goal_of
 from meshwright.planner.estimate import notes_on_software
-from meshwright.planner.scaling import (
-    Costed,
-    Deadline,
-    EmulatedPoint,
-    Emulation,
-    Mode,
-    Replica,
-    ScaleCurve,
-    ScalePoint,
-    Sensitivity,
-    Study,
-    Unreached,
-    curve_ends,
-    emulate,
-    emulation_ends,
-    exposed_data_parallel_s,
-    least_devices,
-    rank_replicas,
-    replica_devices,
-    request_at,
-    scale,
-    sensitivity,
-    tokens_in,
-    with_simulations,
-    with_tokens,
-)
+from meshwright.planner.scaling import Deadline, Emulation, Mode, Replica, ScaleCurve, Sensitivity, Study
 from meshwright.planner.software import search_with_software
 from meshwright.result import Result
 from meshwright.specs.plan import Plan
@@ -132,7 +107,7 @@ class ScaleReport(Result):
         )
 
 
-def _curve_row(point: ScalePoint) -> dict[str, Any]:
+def _curve_row(point: scaling.ScalePoint) -> dict[str, Any]:
     step, training = point.costed.estimate.step, point.training
     row: dict[str, Any] = {
         "num_devices": point.num_devices,
@@ -206,23 +181,23 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
         report = _with_replicas(report, max(sizes), question.replicas)
     if question.emulate is not None:
         study = replace(study, plan=run.plan)
-        emulation = emulate(study, sizes, small=question.emulate)
-        compare = emulation_ends(max(sizes), small=question.emulate)
+        emulation = scaling.emulate(study, sizes, small=question.emulate)
+        compare = scaling.emulation_ends(max(sizes), small=question.emulate)
         report = replace(report, study=study, emulation=emulation)
     elif question.replicas:
         return report
     else:
         curve = _curve(replace(study, plan=_kept(study, run, sizes)) if question.keep_plan else study, sizes)
         if question.days is not None:
-            curve = with_tokens(curve, tokens_in(curve.points[0].costed, question.days * DAY_S))
+            curve = scaling.with_tokens(curve, scaling.tokens_in(curve.points[0].costed, question.days * DAY_S))
         if question.simulate is not None:
-            curve = with_simulations(curve, question.simulate)
-        compare = curve_ends([p.num_devices for p in curve.points])
+            curve = scaling.with_simulations(curve, question.simulate)
+        compare = scaling.curve_ends([p.num_devices for p in curve.points])
         report = replace(report, study=curve.study, curve=curve)
     if not question.sensitivity:
         return report
-    margins = sensitivity(report.study, compare)
-    return report if isinstance(margins, Unreached) else replace(report, sensitivity=margins)
+    margins = scaling.sensitivity(report.study, compare)
+    return report if isinstance(margins, scaling.Unreached) else replace(report, sensitivity=margins)
 
 
 def _study(run: Run, question: ScaleQuestion) -> Study:
@@ -248,7 +223,7 @@ def _deadline(study: Study, days: float) -> Deadline:
             "a deadline needs the length of the training", got=f"{days:g} days, and no number of tokens",
             hint="give --tokens, as in --tokens 1e12, or train.tokens in the run file",
         )  # fmt: skip
-    return least_devices(study, days)
+    return scaling.least_devices(study, days)
 
 
 def _kept(study: Study, run: Run, sizes: Sequence[int]) -> Plan:
@@ -257,7 +232,7 @@ def _kept(study: Study, run: Run, sizes: Sequence[int]) -> Plan:
 
 
 def _curve(study: Study, sizes: Sequence[int]) -> ScaleCurve:
-    curve = scale(study, sizes)
+    curve = scaling.scale(study, sizes)
     if not curve.points:
         first = curve.unreached[0]
         raise InfeasibleError(
@@ -268,10 +243,10 @@ def _curve(study: Study, sizes: Sequence[int]) -> ScaleCurve:
 
 
 def _with_replicas(report: ScaleReport, num_devices: int, sizes: Sequence[int]) -> ScaleReport:
-    request = request_at(report.study, num_devices)
-    if isinstance(request, Unreached):
+    request = scaling.request_at(report.study, num_devices)
+    if isinstance(request, scaling.Unreached):
         raise InfeasibleError(f"{num_devices:,} devices: {request.why_not}")
-    replicas = rank_replicas(request, sizes)
+    replicas = scaling.rank_replicas(request, sizes)
     if not replicas:
         raise InfeasibleError(
             f"no replica of {', '.join(f'{s:,}' for s in sizes)} devices works on {request.cluster.name}",
@@ -311,19 +286,19 @@ def scale_document(report: ScaleReport) -> dict[str, Any]:
     return document
 
 
-def _costed(costed: Costed) -> dict[str, Any]:
+def _costed(costed: scaling.Costed) -> dict[str, Any]:
     return {
         "num_devices": costed.num_devices,
         **_batch(costed.global_batch, costed.request.seq_len),
         **plan_document(costed.plan),
-        "replica_devices": replica_devices(costed.plan),
+        "replica_devices": scaling.replica_devices(costed.plan),
         "num_micro_batches": costed.plan.num_micro_batches(costed.global_batch),
-        "exposed_data_parallel_s": exposed_data_parallel_s(costed),
+        "exposed_data_parallel_s": scaling.exposed_data_parallel_s(costed),
         **step_document(costed.estimate.step),
     }
 
 
-def _point(point: ScalePoint) -> dict[str, Any]:
+def _point(point: scaling.ScalePoint) -> dict[str, Any]:
     return {
         **_costed(point.costed),
         **picked(point, "efficiency", "speedup", "goodput"),
@@ -332,7 +307,7 @@ def _point(point: ScalePoint) -> dict[str, Any]:
     }
 
 
-def _emulated(point: EmulatedPoint) -> dict[str, Any]:
+def _emulated(point: scaling.EmulatedPoint) -> dict[str, Any]:
     return {
         **picked(point, "num_devices", "efficiency", "real_efficiency", "difference_s", "why_not"),
         "emulated": _costed(point.emulated),
@@ -340,7 +315,7 @@ def _emulated(point: EmulatedPoint) -> dict[str, Any]:
     }
 
 
-def _unreached(unreached: Unreached) -> dict[str, Any]:
+def _unreached(unreached: scaling.Unreached) -> dict[str, Any]:
     return {"num_devices": unreached.num_devices, "why_not": unreached.why_not}
 
 

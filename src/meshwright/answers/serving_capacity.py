@@ -7,15 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.answers.serving_question import format_notes, weights_named
-from meshwright.inference.capacity import (
-    Capacity,
-    CapacityQuestion,
-    capacities,
-    capacity,
-    kv_bytes_per_token,
-    max_parameters,
-    shipped_reserve,
-)
+from meshwright.inference import capacity
+from meshwright.inference.capacity import Capacity, CapacityQuestion
 from meshwright.inference.checkpoint import own_precision
 from meshwright.inference.formats import cache_format, computed_in, usual_cache
 from meshwright.inference.layout import layout_of
@@ -81,14 +74,14 @@ class ServingCapacity(Result):
                 "context": question.context,
                 "parameters": int(parameters(question.model).total),
                 "weights_bytes": round(weight_bytes(question.model, question.weights).total),
-                "kv_bytes_per_token": _whole(kv_bytes_per_token(question)),
+                "kv_bytes_per_token": _whole(capacity.kv_bytes_per_token(question)),
                 "session_bytes": _whole(session_bytes(question.model, question.cache, question.context)),
                 **picked(best, "max_sessions", "max_tokens", "fits", "binds", "layout"),
                 "shortfall": None if best.shortfall is None else str(best.shortfall),
                 "tensor_parallel": best.layout.tensor,
                 "kv_copies": best.cache_copies,
                 "device_memory": best.device.as_json(),
-                "max_parameters_per_device": round(max_parameters(question)),
+                "max_parameters_per_device": round(capacity.max_parameters(question)),
                 "computed_in": computed_in(question.weights, device),
                 "reserve": question.reserve,
                 "layouts": self.layouts,
@@ -143,7 +136,7 @@ def serving_capacity(
     Raises InputError for an unknown name or an impossible layout.
     """
     place = named_cluster(cluster)
-    reserve, served = shipped_reserve(), named_model(model)
+    reserve, served = capacity.shipped_reserve(), named_model(model)
     weights = weights_named(precision, model, served, place.accelerator)
     question = CapacityQuestion(
         model=served,
@@ -154,5 +147,5 @@ def serving_capacity(
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
     )
     layout = layout_of(degrees, place.num_devices) if degrees else None
-    found = capacities(question) if layout is None else [capacity(question, layout)]
+    found = capacity.capacities(question) if layout is None else [capacity.capacity(question, layout)]
     return ServingCapacity(question=question, layouts=found, name=model, precision=precision)

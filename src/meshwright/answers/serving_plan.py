@@ -17,6 +17,7 @@ from meshwright.answers.text_table import TextTable
 from meshwright.catalog.models import own_repository
 from meshwright.errors import InfeasibleError
 from meshwright.hub import is_hub_name
+from meshwright.inference import search as layouts
 from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.checkpoint import own_precision
@@ -24,15 +25,7 @@ from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
 from meshwright.inference.formats import cache_format, check_run, usual_cache
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
-from meshwright.inference.search import (
-    LayoutPoint,
-    LayoutVerdict,
-    ServingQuestion,
-    ServingSearch,
-    arrivals_of,
-    estimate_point,
-    search_layouts,
-)
+from meshwright.inference.search import LayoutPoint, ServingQuestion, ServingSearch
 from meshwright.inference.serving import RequestLoad
 from meshwright.json_values import jsonable
 from meshwright.launch.serving import deployment
@@ -150,7 +143,7 @@ class ServingPlan(Result):
         return TextTable(title="", headings=headings, rows=rows)
 
 
-def _layout_row(found: LayoutVerdict) -> tuple[str, ...]:
+def _layout_row(found: layouts.LayoutVerdict) -> tuple[str, ...]:
     split = f", {found.prefill_replicas} prefill" if found.prefill_replicas else ""
     if found.best is None:
         return (f"{found.layout.describe()}{split}", "", "", "", "", found.stopped_by)
@@ -202,7 +195,7 @@ def serving_plan(
         reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
     )  # fmt: skip
     check_run(weights, question.engine.name, place.accelerator)
-    found = search_layouts(question)
+    found = layouts.search_layouts(question)
     if found.best is None:
         raise InfeasibleError(
             f"no layout of {served.name} in {weights.name} on {place.name} keeps the bounds: {_why_none(found)}",
@@ -210,8 +203,8 @@ def serving_plan(
             "--cluster with more or faster devices",
         )
     return ServingPlan(
-        question=question, search=found, estimate=estimate_point(question, found.best),
-        arrivals=arrivals_of(question, found.best), asked_model=model,
+        question=question, search=found, estimate=layouts.estimate_point(question, found.best),
+        arrivals=layouts.arrivals_of(question, found.best), asked_model=model,
         price=questions.hour_price(terms or questions.PriceTerms(), place.accelerator),
         notes=questions.notes_of(
             question.served(found.best.layout), question.engine, [question.load], name=model, precision=precision

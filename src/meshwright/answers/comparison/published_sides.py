@@ -7,21 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from meshwright.answers.comparison.sides import (
-    MEMORY,
-    MFU,
-    OUTPUT_RATE,
-    THROUGHPUT,
-    TIME_TO_TRAIN,
-    TOTAL_RATE,
-    Better,
-    Breakdown,
-    Evidence,
-    Metric,
-    Side,
-    SideValue,
-    Statistic,
-)
+from meshwright.answers.comparison import sides
+from meshwright.answers.comparison.sides import Better, Breakdown, Evidence, Metric, Side, SideValue, Statistic
 from meshwright.catalog.lookup import Claim, all_claims, claim
 from meshwright.catalog.mlperf_results import MLPerfResult, mlperf_results
 from meshwright.errors import InputError
@@ -29,11 +16,11 @@ from meshwright.inference.points import PublishedPoint, Quantity, read_points, s
 from meshwright.mlperf.compare import accelerator_name
 from meshwright.specs.run import Run
 
-_CLAIM_METRICS = {"tokens_per_s_per_gpu": THROUGHPUT, "time_to_train": TIME_TO_TRAIN}
+_CLAIM_METRICS = {"tokens_per_s_per_gpu": sides.THROUGHPUT, "time_to_train": sides.TIME_TO_TRAIN}
 _MLPERF_NAMES = {("llama2-70b", "lora"): "llama2_70b_lora", ("llama3.1-8b", "pretrain"): "llama31_8b"}
 _SEQUENCE = re.compile(r"\bseq (\d+)")
 _LOWER = ("time", "price", "latency")
-_POINT_METRICS = {Quantity.OUTPUT_RATE: OUTPUT_RATE, Quantity.TOTAL_RATE: TOTAL_RATE}
+_POINT_METRICS = {Quantity.OUTPUT_RATE: sides.OUTPUT_RATE, Quantity.TOTAL_RATE: sides.TOTAL_RATE}
 
 
 # --- estimates ---
@@ -55,7 +42,7 @@ def estimate_side(path: Path, *, name: str, read_run: Callable[[Path], Run]) -> 
         "evidence": Evidence.MODELLED.value,
     }  # fmt: skip
     workload = f"{run.model.name}, {run.task}, {run.sequence_length:,} tokens"
-    known = ((THROUGHPUT, done.tokens_per_s_per_device), (MFU, done.mfu))
+    known = ((sides.THROUGHPUT, done.tokens_per_s_per_device), (sides.MFU, done.mfu))
     values = [
         SideValue(
             workload=workload, metric=metric, value=e.value, low=e.low, high=e.high, evidence=Evidence.MODELLED,
@@ -65,7 +52,7 @@ def estimate_side(path: Path, *, name: str, read_run: Callable[[Path], Run]) -> 
     ]  # fmt: skip
     values.append(
         SideValue(
-            workload=workload, metric=MEMORY, value=step.memory.reserved_bytes, evidence=Evidence.MODELLED,
+            workload=workload, metric=sides.MEMORY, value=step.memory.reserved_bytes, evidence=Evidence.MODELLED,
             conditions=conditions,
         )
     )  # fmt: skip
@@ -117,7 +104,7 @@ def _claimed(found: Claim) -> SideValue:
     """One printed figure. A ratio, a price or a capacity keeps its own metric and meets the same only."""
     metric = _CLAIM_METRICS.get(found.metric)
     length = _SEQUENCE.search(found.conditions)
-    if metric is TIME_TO_TRAIN:
+    if metric is sides.TIME_TO_TRAIN:
         workload = _MLPERF_NAMES.get((found.model, found.method), f"{found.model}, {found.method}")
     else:
         workload = ", ".join(p for p in (found.model, found.method) if p)
@@ -205,7 +192,7 @@ def _submitted(benchmark: str, sets: list[MLPerfResult]) -> SideValue:
         "metric definition": joined([f"MLPerf Training {s.round}" for s in sets]),
     }  # fmt: skip
     return SideValue(
-        workload=benchmark, metric=TIME_TO_TRAIN, value=sum(s.score_min for s in sets) / len(sets),
+        workload=benchmark, metric=sides.TIME_TO_TRAIN, value=sum(s.score_min for s in sets) / len(sets),
         samples=tuple(samples), statistic=Statistic.OLYMPIC_MEAN if is_one else Statistic.MEAN,
         sampled="run" if is_one else "submitter's set", evidence=Evidence.MLPERF,
         conditions=_stated(conditions, Evidence.MLPERF),

@@ -10,29 +10,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from meshwright.answers.comparison import sides
 from meshwright.answers.comparison.kernel_sides import kernel_side, routes_side
-from meshwright.answers.comparison.sides import (
-    CHUNK_GAP,
-    E2E,
-    INGEST_RATE,
-    MEMORY,
-    MFU,
-    OUTPUT_RATE,
-    RECALL,
-    SEARCH_LATENCY,
-    SEARCHABLE,
-    THROUGHPUT,
-    TIME_TO_TRAIN,
-    TOTAL_RATE,
-    TPOT,
-    TTFT,
-    Breakdown,
-    Evidence,
-    Metric,
-    Side,
-    SideValue,
-    Statistic,
-)
+from meshwright.answers.comparison.sides import Breakdown, Evidence, Metric, Side, SideValue, Statistic
 from meshwright.answers.training_run import WARM_UP_STEPS, TrainingRun, read_training
 from meshwright.errors import InputError
 from meshwright.records import device, ingest, kernel_routes, offline, serving, training, trainings
@@ -43,7 +23,7 @@ LOST = "no folder"
 KERNEL_CATEGORIES = ("GEMM", "attention", "elementwise", "optimizer", "other")
 NOT_PROFILED = "it was trained without --profile"
 LATENCIES: tuple[tuple[str, Metric], ...] = (
-    ("ttft_s", TTFT), ("chunk_gap_s", CHUNK_GAP), ("tpot_s", TPOT), ("e2e_s", E2E),
+    ("ttft_s", sides.TTFT), ("chunk_gap_s", sides.CHUNK_GAP), ("tpot_s", sides.TPOT), ("e2e_s", sides.E2E),
 )  # fmt: skip
 
 
@@ -137,22 +117,19 @@ def training_side(done: TrainingRun, *, name: str) -> Side:
     values = []
     if _is_positive(s["tokens_per_s_per_device"]):
         rate = float(s["tokens_per_s_per_device"])
-        values.append(where.value(THROUGHPUT, rate, samples=rates, statistic=Statistic.MEDIAN, sampled="step"))
+        values.append(where.value(sides.THROUGHPUT, rate, samples=rates, statistic=Statistic.MEDIAN, sampled="step"))
         if _is_positive(s.get("mfu")):
             of_peak = s["mfu"] / rate
-            values.append(
-                where.value(
-                    MFU, s["mfu"], samples=[r * of_peak for r in rates], statistic=Statistic.MEDIAN, sampled="step"
-                )
-            )  # fmt: skip
+            shares = [r * of_peak for r in rates]
+            values.append(where.value(sides.MFU, s["mfu"], samples=shares, statistic=Statistic.MEDIAN, sampled="step"))
     if _is_positive(s["peak_memory_bytes"]):
-        values.append(where.value(MEMORY, s["peak_memory_bytes"]))
+        values.append(where.value(sides.MEMORY, s["peak_memory_bytes"]))
     if target := s.get("target"):
         goal = _Where(
             workload=f"{where.workload}, to loss {target['loss']:g}", evidence=Evidence.MEASURED,
             conditions=where.conditions,
         )  # fmt: skip
-        values.append(goal.value(TIME_TO_TRAIN, target["seconds"] / 60))
+        values.append(goal.value(sides.TIME_TO_TRAIN, target["seconds"] / 60))
     breakdown = _breakdown(done)
     return Side(
         name=name, kind="training", values=tuple(values), facts=_training_facts(done),
@@ -241,11 +218,11 @@ def sweep_side(found: trainings.Trainings, *, name: str) -> Side:
             },
         )  # fmt: skip
         rates = [float(r.tokens_per_s_per_device or 0) for r in rows]
-        values.append(where.middle(THROUGHPUT, rates, sampled="run"))
+        values.append(where.middle(sides.THROUGHPUT, rates, sampled="run"))
         if all(r.mfu for r in rows):
-            values.append(where.middle(MFU, [float(r.mfu or 0) for r in rows], sampled="run"))
+            values.append(where.middle(sides.MFU, [float(r.mfu or 0) for r in rows], sampled="run"))
         if all(r.peak_memory_bytes for r in rows):
-            values.append(where.value(MEMORY, max(float(r.peak_memory_bytes or 0) for r in rows)))
+            values.append(where.value(sides.MEMORY, max(float(r.peak_memory_bytes or 0) for r in rows)))
     return Side(name=name, kind="sweep of trainings", values=tuple(values), facts=_sidecar_facts(side, found.path))
 
 
@@ -290,8 +267,8 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
                 "metric definition": f"tokens counted by {points[0].token_source}",
             },
         )  # fmt: skip
-        values.append(where.middle(OUTPUT_RATE, [p.output_tokens_per_s for p in points], sampled="repeat"))
-        values.append(where.middle(TOTAL_RATE, [p.total_tokens_per_s for p in points], sampled="repeat"))
+        values.append(where.middle(sides.OUTPUT_RATE, [p.output_tokens_per_s for p in points], sampled="repeat"))
+        values.append(where.middle(sides.TOTAL_RATE, [p.total_tokens_per_s for p in points], sampled="repeat"))
         for key, metric in LATENCIES:
             medians = [latency.median for p in points if (latency := getattr(p, key)) is not None]
             if medians:
@@ -330,7 +307,7 @@ def _offline_side(path: Path, *, name: str) -> Side:
         )  # fmt: skip
         rate = (extrapolated or pair["point"])["output_tokens_per_s"]
         if _is_positive(rate):
-            values.append(where.value(OUTPUT_RATE, rate, note=(extrapolated or {}).get("label", "")))
+            values.append(where.value(sides.OUTPUT_RATE, rate, note=(extrapolated or {}).get("label", "")))
     facts = {
         "command": " ".join(document["command"]), "date": document["started"][:10], "file": str(path),
         "hardware": "not in the record", "software": str(document.get("server") or ""), "statistic": "one batch a pair",
@@ -356,8 +333,8 @@ def ingest_side(found: ingest.IngestRecords, *, name: str) -> Side:
             workload=f"ingestion of {side['documents']['source']}, {encoding.name}, {mode}",
             evidence=Evidence.MEASURED, conditions=common | {"precision": encoding.precision, "load": str(mode)},
         )  # fmt: skip
-        values.append(where.middle(INGEST_RATE, [p.num_chunks / p.wall_s for p in rows], sampled="repeat"))
-        values.append(where.middle(SEARCHABLE, [p.last_searchable_s or 0.0 for p in rows], sampled="repeat"))
+        values.append(where.middle(sides.INGEST_RATE, [p.num_chunks / p.wall_s for p in rows], sampled="repeat"))
+        values.append(where.middle(sides.SEARCHABLE, [p.last_searchable_s or 0.0 for p in rows], sampled="repeat"))
     searched = [s for s in found.searches if s.recall is not None]
     ways = dict.fromkeys((s.index, s.build, s.search, s.batch, s.threads) for s in searched)
     for index, build, search, batch, threads in ways:
@@ -371,8 +348,8 @@ def ingest_side(found: ingest.IngestRecords, *, name: str) -> Side:
             workload=f"{index} {parameters}, {rows[0].num_vectors:,} vectors, {batch} queries, {threads} threads",
             evidence=Evidence.MEASURED, conditions=common | {"load": f"{batch} queries", "engine": index},
         )  # fmt: skip
-        values.append(where.middle(RECALL, [s.recall or 0.0 for s in rows], sampled="repeat"))
-        values.append(where.middle(SEARCH_LATENCY, [s.p50_s or 0.0 for s in rows], sampled="repeat"))
+        values.append(where.middle(sides.RECALL, [s.recall or 0.0 for s in rows], sampled="repeat"))
+        values.append(where.middle(sides.SEARCH_LATENCY, [s.p50_s or 0.0 for s in rows], sampled="repeat"))
     kept = tuple(v for v in values if v.value > 0)
     return Side(
         name=name, kind="ingestion", values=kept, facts=_sidecar_facts(side, found.folder / ingest.SIDECAR_NAME)
@@ -396,7 +373,7 @@ def _mlperf_side(folder: Path, *, name: str) -> Side:
     minutes = [r.minutes * score.test.scaling for r in score.scored if r.minutes is not None]
     evidence = Evidence.MLPERF if result.label == PUBLISHED else Evidence.MLPERF_UNVERIFIED
     value = SideValue(
-        workload=f"{result.benchmark}, round {result.round}", metric=TIME_TO_TRAIN, value=result.score_min,
+        workload=f"{result.benchmark}, round {result.round}", metric=sides.TIME_TO_TRAIN, value=result.score_min,
         samples=tuple(minutes), statistic=Statistic.OLYMPIC_MEAN, sampled="run", evidence=evidence,
         conditions={
             "accelerator": result.accelerator, "devices": str(result.num_accelerators or ""),
