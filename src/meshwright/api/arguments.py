@@ -47,11 +47,6 @@ def checkpoint_step(value: object) -> int | Literal["best"] | None:
     return "best" if value == "best" else count("step", value, least=0)
 
 
-def counts(name: str, value: object, *, most: int = MAX_COUNT) -> tuple[int, ...]:
-    """Return a sequence of whole numbers, ascending, each once."""
-    return tuple(sorted({count(name, item, most=most) for item in items(name, value)}))
-
-
 def number(name: str, value: object, *, most: float = MAX_NUMBER) -> float:
     """Return `value` as a float above 0, up to `most`."""
     if isinstance(value, bool | str):

@@ -95,11 +95,10 @@ class PlainText(QuestionParameter):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class AnyPath(QuestionParameter):
     """A path. `is_file` and `is_folder` exclude the other one; `exists` demands that it is there."""
 
-    _: KW_ONLY
     is_file: bool = True
     is_folder: bool = True
     exists: bool = False
@@ -110,11 +109,10 @@ class AnyPath(QuestionParameter):
         return arguments.path(name, value)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Folders(AnyPath):
     """Folders: one, or a list of them."""
 
-    _: KW_ONLY
     is_file: bool = False
 
     takes_list = True
@@ -139,11 +137,10 @@ class PathOrText(QuestionParameter):
         return value if isinstance(value, str) and value else str(arguments.path(name, value))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Count(QuestionParameter):
     """A whole number from `low` to `high`."""
 
-    _: KW_ONLY
     low: int = 1
     high: int = arguments.MAX_COUNT
 
@@ -177,22 +174,20 @@ class Number(QuestionParameter):
         return value
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Amount(QuestionParameter):
     """A number above 0, up to `high`."""
 
-    _: KW_ONLY
     high: float = arguments.MAX_NUMBER
 
     def one(self, name: str, value: object) -> float:
         return arguments.number(name, value, most=self.high)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flag(QuestionParameter):
     """True or False. `off`: the option that makes it False where True is its default."""
 
-    _: KW_ONLY
     off: str = ""
 
     def one(self, name: str, value: object) -> bool:
@@ -218,34 +213,16 @@ class Step(QuestionParameter):
         return arguments.checkpoint_step(value)
 
 
-@dataclass(frozen=True)
-class Changes(QuestionParameter):
-    """Keys of a run file with new values: lines or a mapping."""
+@dataclass(frozen=True, kw_only=True)
+class Parsed(QuestionParameter):
+    """A list of whatever type it is annotated with, as `parse` takes it by the name of the parameter."""
 
-    takes_list = True
-
-    def listed(self, name: str, value: object) -> tuple[str, ...]:
-        return arguments.overrides(value)
-
-
-@dataclass(frozen=True)
-class FixedFields(QuestionParameter):
-    """Fields of a plan: a mapping, or text such as "tensor=8,pipeline=4"."""
+    parse: Callable[[str, Any], Any]
 
     takes_list = True
 
     def listed(self, name: str, value: object) -> Any:
-        return arguments.plan_fields(name, value)
-
-
-@dataclass(frozen=True)
-class PlanQuestions(QuestionParameter):
-    """Questions about plans: the fields of one, or of each in a list."""
-
-    takes_list = True
-
-    def listed(self, name: str, value: object) -> Any:
-        return arguments.questions(name, value)
+        return self.parse(name, value)
 
 
 @dataclass(frozen=True)
@@ -263,12 +240,8 @@ class Unchecked(QuestionParameter):
         return value
 
 
-@dataclass(frozen=True)
-class Hook(QuestionParameter):
+class Hook(Unchecked):
     """Anything that only the Python function takes, such as a function to call: passed on as it is."""
-
-    def one(self, name: str, value: object) -> Any:
-        return value
 
 
 @dataclass(frozen=True)

@@ -5,22 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright import runfile
 from meshwright.api import arguments
-from meshwright.api.question import (
-    AnyName,
-    AnyPath,
-    Changes,
-    Count,
-    FixedFields,
-    OneOf,
-    PlanQuestions,
-    QuestionParameter,
-    Unchecked,
-)
+from meshwright.api.question import AnyName, AnyPath, Count, OneOf, Parsed, QuestionParameter, Unchecked
 from meshwright.errors import InputError
 from meshwright.specs.run import Objective, Run
 
@@ -30,16 +20,18 @@ RunSource = Run | str | os.PathLike[str] | Mapping[str, Any]
 Overrides = Sequence[str] | Mapping[str, Any]
 """Keys of a run file with new values: {"train.steps": 20} or ["train.steps=20"]."""
 
-OVERRIDES = Changes(
-    "Set one key of the run file, as in --set batch.micro=2; VALUE is YAML.", flag="--set", metavar="KEY=VALUE"
+OVERRIDES = Parsed(
+    "Set one key of the run file, as in --set batch.micro=2; VALUE is YAML.",
+    parse=lambda name, value: arguments.overrides(value),
+    flag="--set",
+    metavar="KEY=VALUE",
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunParameter(AnyPath):
     """A run file by its path or shipped name; from Python also a `Run`, or the content of a file."""
 
-    _: KW_ONLY
     is_folder: bool = False
 
     def one(self, name: str, value: object) -> Any:
@@ -49,7 +41,6 @@ class RunParameter(AnyPath):
         return value
 
 
-@dataclass(frozen=True)
 class EngineName(Unchecked):
     """The name of an engine. The option lists those to plan for."""
 
@@ -125,13 +116,16 @@ KEYS: Mapping[str, QuestionParameter] = {
 }
 """Parameters and options of keys of the run file, in the order in which they replace the keys of a run."""
 
-FIXED = FixedFields(
+FIXED = Parsed(
     'Fix fields of the plan, as in tensor=8,micro_batch=1, tp=8,mbs=1 or "TP8 mbs1".',
+    parse=arguments.plan_fields,
     flag="--fix",
     metavar="NAME=VALUE",
 )
-WHY_NOT = PlanQuestions(
-    'Explain why no plan with these fields is best, as in tensor=8 or "TP8 PP4".', metavar="NAME=VALUE"
+WHY_NOT = Parsed(
+    'Explain why no plan with these fields is best, as in tensor=8 or "TP8 PP4".',
+    parse=arguments.questions,
+    metavar="NAME=VALUE",
 )
 
 _REQUIRED = ("model", "cluster", "global_sequences", "sequence_length")

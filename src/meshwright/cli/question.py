@@ -8,24 +8,9 @@ from typing import Any
 
 import click
 
+from meshwright.api import question as api
 from meshwright.api import runs
 from meshwright.api.arguments import MAX_COUNT
-from meshwright.api.question import (
-    Amount,
-    AnyName,
-    AnyPath,
-    Count,
-    Flag,
-    Hook,
-    NamedCounts,
-    Number,
-    OneOf,
-    Question,
-    QuestionParameter,
-    ShellCommand,
-    Step,
-    question_of,
-)
 from meshwright.cli.options import (
     ENGINE,
     AmountRange,
@@ -69,13 +54,13 @@ class CommandType(click.ParamType):
             self.fail(f"{error}: {value!r}; allowed is a command, quoted as for a shell", param, ctx)
 
 
-def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[Decorator]:
+def options_of(question: api.Question, *, without: Sequence[str] = ()) -> Iterator[Decorator]:
     """The options and arguments of a question, in the order of its parameters; none for those in `without`."""
     for name, parameter in question.parameters.items():
         declared = question.signature.parameters[name]
-        if name in without or isinstance(parameter, Hook):
+        if name in without or isinstance(parameter, api.Hook):
             continue
-        if isinstance(parameter, NamedCounts):
+        if isinstance(parameter, api.NamedCounts):
             for key, about in parameter.options.items():
                 flag = f"--{key.replace('_', '-')}"
                 yield click.option(flag, key, type=CountRange(1), default=None, metavar="N", help=about)
@@ -93,7 +78,7 @@ def options_of(question: Question, *, without: Sequence[str] = ()) -> Iterator[D
 
 def options_from(question: str, *, without: Sequence[str]) -> Decorator:
     """Options of another question, "module:function", but for `without`. The command's body takes them by name."""
-    return option_group(options_of(question_of(load(question)), without=without))
+    return option_group(options_of(api.question_of(load(question)), without=without))
 
 
 def key_options(*names: str) -> Decorator:
@@ -102,17 +87,17 @@ def key_options(*names: str) -> Decorator:
     return option_group(_option(name, known[name], is_listed=known[name].takes_list) for name in names)
 
 
-def asked_of(question: Question, options: dict[str, Any]) -> dict[str, Any]:
+def asked_of(question: api.Question, options: dict[str, Any]) -> dict[str, Any]:
     """Take the arguments of a question out of the options of its command."""
     asked = {name: options.pop(name) for name in question.parameters if name in options}
     for name, parameter in question.parameters.items():
-        if isinstance(parameter, NamedCounts):
+        if isinstance(parameter, api.NamedCounts):
             given = {key: options.pop(key) for key in parameter.options if key in options}
             asked[name] = {key: number for key, number in given.items() if number is not None}
     return asked
 
 
-def _argument(name: str, parameter: QuestionParameter, question: Question) -> Decorator:
+def _argument(name: str, parameter: api.QuestionParameter, question: api.Question) -> Decorator:
     is_listed = name in question.repeated
     required = parameter.least > 0 if is_listed else name not in question.defaults
     metavar = parameter.metavar or name.upper()
@@ -121,11 +106,16 @@ def _argument(name: str, parameter: QuestionParameter, question: Question) -> De
 
 
 def _option(
-    name: str, parameter: QuestionParameter, *, default: Any = None, is_required: bool = False, is_listed: bool = False
+    name: str,
+    parameter: api.QuestionParameter,
+    *,
+    default: Any = None,
+    is_required: bool = False,
+    is_listed: bool = False,
 ) -> Decorator:
     names = [parameter.option(name), name]
     settings: dict[str, Any] = {"help": _help(parameter, default, is_listed=is_listed)}
-    if isinstance(parameter, Flag):
+    if isinstance(parameter, api.Flag):
         if parameter.off:
             names[0] += f"/{parameter.off}"
         return click.option(*names, is_flag=True, default=default, show_default=bool(default), **settings)
@@ -134,7 +124,7 @@ def _option(
     kind, metavar = _kind(parameter), _metavar(name, parameter)
     if parameter.is_joined:
         kind, metavar, is_listed = JoinedType(kind), f"{metavar},{metavar},...", False
-    elif isinstance(parameter, ShellCommand):
+    elif isinstance(parameter, api.ShellCommand):
         kind, is_listed = CommandType(), False
     settings |= {"type": kind, "metavar": metavar, "multiple": is_listed}
     if is_required:
@@ -162,45 +152,48 @@ def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
     return [f"{before}{comma}{name}" for name in found if name.startswith(last)]
 
 
-def _help(parameter: QuestionParameter, default: object, *, is_listed: bool) -> str:
+def _help(parameter: api.QuestionParameter, default: object, *, is_listed: bool) -> str:
     about = parameter.about
-    if isinstance(parameter, OneOf) and parameter.is_joined:
+    if isinstance(parameter, api.OneOf) and parameter.is_joined:
         about = f"{about.removesuffix('.')}: {', '.join(parameter.values)}."
-    if is_listed and not (parameter.is_joined or isinstance(parameter, ShellCommand)):
+    if is_listed and not (parameter.is_joined or isinstance(parameter, api.ShellCommand)):
         about += " May be repeated."
     # click writes the default of a list in parentheses.
     unset = parameter.unset or (",".join(map(str, default)) if isinstance(default, tuple) else "")
     return f"{about}  [default: {unset}]" if unset else about
 
 
-def _metavar(name: str, parameter: QuestionParameter) -> str | None:
+METAVARS = {api.Count: "N", api.Number: "X", api.Amount: "X", api.Step: "N", api.AnyName: "NAME"}
+
+
+def _metavar(name: str, parameter: api.QuestionParameter) -> str | None:
     if isinstance(parameter, runs.EngineName):
         return None
-    if isinstance(parameter, OneOf):
+    if isinstance(parameter, api.OneOf):
         return name[0].upper() if parameter.is_joined else None  # click lists the values of a choice
     if parameter.metavar:
         return parameter.metavar
-    if isinstance(parameter, AnyPath):
+    if isinstance(parameter, api.AnyPath):
         return "FILE" if not parameter.is_folder else "DIR" if not parameter.is_file else "PATH"
-    return {Count: "N", Number: "X", Amount: "X", Step: "N", AnyName: "NAME"}.get(type(parameter), "TEXT")
+    return METAVARS.get(type(parameter), "TEXT")
 
 
-def _kind(parameter: QuestionParameter) -> click.ParamType:
+def _kind(parameter: api.QuestionParameter) -> click.ParamType:
     match parameter:
-        case AnyPath():
+        case api.AnyPath():
             # As text, which the question checks: an empty one would be the current folder as a path.
             return click.Path(exists=parameter.exists, file_okay=parameter.is_file, dir_okay=parameter.is_folder)
-        case Count():
+        case api.Count():
             return CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)
-        case Number():
+        case api.Number():
             return AmountType()
-        case Amount():
+        case api.Amount():
             return AmountRange(parameter.high)
-        case OneOf():
+        case api.OneOf():
             return SynonymChoice(parameter.values, synonyms=parameter.synonyms)
         case runs.EngineName():
             return ENGINE
-        case Step():
+        case api.Step():
             return StepType()
         case _:
             return click.STRING

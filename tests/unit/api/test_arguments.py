@@ -184,7 +184,6 @@ def test_an_unknown_name_of_the_catalogue_has_the_nearest():
 
 def test_counts_are_whole_whatever_their_type():
     assert arguments.count("top", np.int32(3)) == 3
-    assert arguments.counts("devices", np.array([128, 64, 64])) == (64, 128)
 
 
 def test_fields_of_a_plan_in_every_form():

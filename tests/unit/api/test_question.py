@@ -11,18 +11,8 @@ import click
 import pytest
 
 import meshwright as mw
-from meshwright.api.question import (
-    AnyPath,
-    FixedFields,
-    Folders,
-    Hook,
-    NamedCounts,
-    PlanQuestions,
-    Question,
-    Unchecked,
-    question_of,
-)
-from meshwright.api.runs import KEYS
+from meshwright.api.question import AnyPath, Folders, Hook, NamedCounts, Parsed, Question, Unchecked, question_of
+from meshwright.api.runs import KEYS, OVERRIDES
 from meshwright.cli.question import asked_of, options_of
 from meshwright.errors import InputError
 from meshwright.targets import load
@@ -100,7 +90,7 @@ def test_a_wrong_value_of_every_kind_is_refused_with_the_name_of_the_argument():
                 continue
             with pytest.raises(InputError, match=rf"^{name}\b"):
                 question.checked({name: wrong})
-            if name in question.repeated and not isinstance(parameter, Folders | FixedFields | PlanQuestions):
+            if name in question.repeated and (parameter is OVERRIDES or not isinstance(parameter, Folders | Parsed)):
                 with pytest.raises(InputError, match=rf"^{name}\b"):
                     question.checked({name: "text is no list"})
 
