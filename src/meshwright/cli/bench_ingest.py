@@ -8,7 +8,7 @@ from typing import Any
 
 from meshwright.api.bench_ingest import bench_ingest, ingest_request
 from meshwright.api.question import question_of
-from meshwright.cli.output import emitted_json, note, print_line, print_text_tables, say, wants_json, write_html
+from meshwright.cli.output import LiveLine, emitted_json, note, print_line, print_text_tables, say, write_html
 from meshwright.errors import InputError
 from meshwright.records.files import free_folder, now
 from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
@@ -49,35 +49,21 @@ def run(*, asked: dict[str, Any], html_path: Path | None) -> None:
     note(*result.notes)
 
 
-class IngestProgress:
+class IngestProgress(LiveLine):
     """Show the current measurement and each result on stderr."""
-
-    def __init__(self) -> None:
-        self.is_live = sys.stderr.isatty() and not wants_json()
-        self.what, self.total, self.done = "", None, 0
 
     def begin(self, what: str, total: int | None) -> None:
         """A measurement begins; `total` is its number of steps, None if it has none."""
         self.what, self.total, self.done = what, total, 0
-        self._draw()
+        self.advance(0)
 
     def advance(self, amount: int) -> None:
         """`amount` further steps are done."""
         self.done += amount
-        self._draw()
+        self.draw(f"{self.what}:" + (f" {self.done:,} of {self.total:,}" if self.total else ""))
 
     def end(self, row: IngestRow | None) -> None:
         """A measurement ended; None: one without a row of its own."""
         self.clear()
         if row is not None:
             say(load("meshwright.report.ingest:row_line")(row))
-
-    def clear(self) -> None:
-        """Remove the line of the running measurement."""
-        if self.is_live:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-    def _draw(self) -> None:
-        if self.is_live:
-            of = f" {self.done:,} of {self.total:,}" if self.total else ""
-            print(f"\r{self.what}:{of} ...\x1b[K", end="", file=sys.stderr, flush=True)

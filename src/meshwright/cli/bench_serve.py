@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog import lookup as catalog
 from meshwright.cli.output import (
+    LiveLine,
     emit_json,
     emitted_json,
     note,
@@ -115,7 +117,7 @@ def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: di
         raise
     finally:
         recorder.save(ended=now())
-    recorder.save(ceilings_chunks_per_s=outcome.ceilings, word_scale=_plain(outcome.scale))
+    recorder.save(ceilings_chunks_per_s=outcome.ceilings, word_scale=outcome.scale and asdict(outcome.scale))
     _report(request, outcome, recorder, options)
 
 
@@ -138,13 +140,14 @@ def _report(
     page = "meshwright.report.serving:serving_page"
     write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
     document = load("meshwright.report.serving:serving_document")(found, bound_s=bound_s)
+    search = request.search and asdict(request.search)
     if wants_json():
         emit_json(
             {
                 "records": recorder.path,
                 "endpoint": recorder.sidecar["endpoint"],
                 "page": options["html_path"],
-                "search": _search_document(request, outcome),
+                "search": search and {**search, "most_in_flight": request.most_in_flight, "concurrency": outcome.found},
                 **document,
             }
         )
@@ -152,7 +155,8 @@ def _report(
         print_text_tables(load("meshwright.report.serving:tables")(found, bound_s=bound_s))
         print_line()
         if request.search is not None:
-            print_line(_search_sentence(outcome))
+            best = f"The highest concurrency under the bounds is {outcome.found}."
+            print_line("No concurrency is under the bounds." if outcome.found is None else best)
         print_line(f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
     note(*load("meshwright.report.serving:cautions")(found))
     refused = _refused_field(found, recorder)
@@ -176,18 +180,6 @@ def _refused_field(found: Sequence[LoadSummary], recorder: ServingRecorder) -> s
     return next((option for reason in reasons if (option := hint(reason))), None)
 
 
-def _search_document(request: ServingBenchRequest, outcome: ServingBenchOutcome) -> dict[str, Any] | None:
-    if request.search is None:
-        return None
-    return {**_plain(request.search), "most_in_flight": request.most_in_flight, "concurrency": outcome.found}
-
-
-def _search_sentence(outcome: ServingBenchOutcome) -> str:
-    if outcome.found is None:
-        return "No concurrency is under the bounds."
-    return f"The highest concurrency under the bounds is {outcome.found}."
-
-
 def _sidecar(request: ServingBenchRequest, server: dict[str, Any] | None) -> dict[str, Any]:
     endpoint, source = request.endpoint, request.source
     return {
@@ -197,14 +189,14 @@ def _sidecar(request: ServingBenchRequest, server: dict[str, Any] | None) -> dic
             "timeout_s": endpoint.timeout_s, "idle_timeout_s": endpoint.idle_timeout_s, **_changed(endpoint),
         },
         "server": server,
-        "client": {"name": "meshwright", "version": __version__, "aiohttp": _version("aiohttp")},
+        "client": {"name": "meshwright", "version": __version__, "aiohttp": version("aiohttp")},
         "software": {"python": ".".join(map(str, sys.version_info[:3]))},
         "input_tokens": source.inputs.name, "output_tokens": source.outputs.name, "seed": request.seed,
         "num_prompts_in_file": len(source.rows), "has_tokenizer": source.tokenizer is not None,
         "num_requests": request.num_requests, "num_warmup": request.num_warmup, "ramp_s": request.ramp_s,
-        "duration_s": request.duration_s, "repeats": request.repeats, "bounds": _plain(request.bounds),
-        "command": ["meshwright", *sys.argv[1:]],
-        "started": now(),
+        "duration_s": request.duration_s, "repeats": request.repeats,
+        "bounds": request.bounds and asdict(request.bounds),
+        "command": ["meshwright", *sys.argv[1:]], "started": now(),
     }  # fmt: skip
 
 
@@ -216,28 +208,16 @@ def _changed(endpoint: Endpoint) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-def _plain(value: Any) -> Any:
-    return None if value is None else load("dataclasses:asdict")(value)
-
-
-def _version(package: str) -> str:
-    return load("importlib.metadata:version")(package)
-
-
-class LoadWatch:
+class LoadWatch(LiveLine):
     """Show on stderr what each load measured."""
-
-    def __init__(self) -> None:
-        self.is_live = sys.stderr.isatty() and not wants_json()
 
     def begin(self, asked: Load, repeat: int) -> None:
         """A load begins."""
-        if self.is_live:
-            print(f"\r{asked.name}, repeat {repeat} ...\x1b[K", end="", file=sys.stderr, flush=True)
+        self.draw(f"{asked.name}, repeat {repeat}")
 
     def end(self, point: ServingPoint) -> None:
         """A load was measured."""
-        print("\r\x1b[K" if self.is_live else "", end="", file=sys.stderr)
+        self.clear()
         say(load("meshwright.report.serving:point_line")(point))
 
 

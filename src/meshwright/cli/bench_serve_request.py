@@ -39,7 +39,8 @@ def request(options: dict[str, Any], *, url: str | None = None, model: str | Non
         tokenizer=open_tokenizer(options["tokenizer_path"]) if options["tokenizer_path"] else None,
         rows=rows,
     )
-    _check_interface(options, rows)
+    if options["interface"] == "completions" and any(row.messages for row in rows):
+        raise InputError("prompts with `messages` need --endpoint chat", got=options["interface"])
     search = _search(options)
     most = options["most_in_flight"] or DEFAULT_MOST_IN_FLIGHT
     widest = most if search else max(load.concurrency or 1 for load in loads)
@@ -110,11 +111,6 @@ def parse_rates(text: str) -> tuple[float, ...]:
     if not found or not all(math.isfinite(rate) and 0 < rate <= 1e5 for rate in found):
         raise InputError("--rate has a wrong number", got=text, allowed="above 0 to 100000, as in 0.5,1,2")
     return tuple(sorted(set(found)))
-
-
-def _check_interface(options: dict[str, Any], rows: Sequence[TraceRow]) -> None:
-    if options["interface"] == "completions" and any(row.messages for row in rows):
-        raise InputError("prompts with `messages` need --endpoint chat", got=options["interface"])
 
 
 def _search(options: dict[str, Any]) -> MedianBounds | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -10,15 +9,14 @@ from typing import Any
 from meshwright.answers.quantities import interval_of, percent, value_of
 from meshwright.calibration import communication
 from meshwright.calibration.device import DeviceCalibration, installed_path, to_document
-from meshwright.cli.output import emitted_json, note, print_line, print_table
+from meshwright.cli.output import emitted_json, note, print_line, print_table, write_document
 from meshwright.cli.run_input import run_from
 from meshwright.cost.uncertainty import Z80
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
 from meshwright.fitting.advice import Advice, advise
 from meshwright.fitting.device import calibrate
 from meshwright.fitting.published_tables import calibrate_from_tables
-from meshwright.json_values import jsonable, picked
+from meshwright.json_values import picked
 from meshwright.records.device import busy_note, read
 from meshwright.specs.hardware import HERE
 from meshwright.units import format_seconds
@@ -51,7 +49,7 @@ def run(
             )  # fmt: skip
         targets.append(installed_path())
     for target in targets:
-        _write(jsonable(to_document(found)), target)
+        write_document(to_document(found), target)
     advice = None if run_path is None else advise(run_from(run_path, calibration=str(targets[0])))
     if emitted_json(_document(found, targets, advice)):
         return
@@ -81,14 +79,6 @@ def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> t
         raise InputError("--from-tables needs --device", hint="for example --device h100")
     found = calibrate_from_tables(device, framework=framework)
     return found, Path(f"{found.accelerator.name}.json")
-
-
-def _write(document: Any, target: Path) -> None:
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, json.dumps(document, indent=1) + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {str(target)!r} ({error.strerror})") from None
 
 
 def _collectives(found: DeviceCalibration) -> dict[str, Any]:

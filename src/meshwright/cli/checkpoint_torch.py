@@ -13,17 +13,8 @@ from typing import Any, Literal
 from meshwright.engines import exporting
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
-from meshwright.training.checkpoints import (
-    MANIFEST,
-    NAME,
-    SavedCheckpoint,
-    StepChoice,
-    best_step,
-    checkpoints,
-    choose,
-    read_manifest,
-    without_manifest,
-)
+from meshwright.training import checkpoints
+from meshwright.training.checkpoints import SavedCheckpoint, StepChoice
 from meshwright.training.checkpoints import verify as verify_files
 from meshwright.training.conversion import import_weights
 
@@ -32,7 +23,7 @@ Document = dict[str, Any]
 
 def show(folder: Path, *, run: Run | None, step: StepChoice) -> Document:
     """List the checkpoints."""
-    chosen, best = _chosen(folder, step), best_step(folder)
+    chosen, best = _chosen(folder, step), checkpoints.best_step(folder)
     found = [_about(saved, run=run) | {"is_best": saved.step == best} for saved in chosen]
     return {"folder": folder, "checkpoints": found, "best_step": best}
 
@@ -68,7 +59,7 @@ def to_hf(
 
 def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:
     """Write the Hugging Face weights in the folder `weights` as step 0 of the run."""
-    if found := checkpoints(folder):
+    if found := checkpoints.checkpoints(folder):
         raise InputError(
             f"{folder} already holds checkpoints, the newest after step {found[-1].step}",
             hint="name another folder in train.checkpoint.folder",
@@ -79,12 +70,12 @@ def from_hf(folder: Path, *, run: Run, weights: Path) -> Document:
 
 def _chosen(folder: Path, step: StepChoice, *, incomplete: bool = False) -> list[SavedCheckpoint]:
     """All checkpoints of `folder`, oldest first, or the one of `step`. `incomplete`: also without a manifest."""
-    name = NAME.fullmatch(folder.name)
+    name = checkpoints.NAME.fullmatch(folder.name)
     if name is not None and folder.is_dir():  # one checkpoint, not the folder of all
         return [SavedCheckpoint(path=folder, step=int(name[1]))]
     if step is not None:
-        return [choose(folder, step)]
-    found = [*checkpoints(folder), *(without_manifest(folder) if incomplete else ())]
+        return [checkpoints.choose(folder, step)]
+    found = [*checkpoints.checkpoints(folder), *(checkpoints.without_manifest(folder) if incomplete else ())]
     found.sort(key=lambda saved: saved.step)
     if not found:
         raise InputError("there is no checkpoint", got=str(folder))
@@ -93,9 +84,9 @@ def _chosen(folder: Path, step: StepChoice, *, incomplete: bool = False) -> list
 
 def _about(saved: SavedCheckpoint, *, run: Run | None) -> Document:
     """The manifest's facts, with the number of tokens from the run file if the manifest has none."""
-    manifest = read_manifest(saved.path)
+    manifest = checkpoints.read_manifest(saved.path)
     tokens = None if run is None else saved.step * run.tokens_per_step
-    written = datetime.fromtimestamp((saved.path / MANIFEST).stat().st_mtime, tz=UTC)
+    written = datetime.fromtimestamp((saved.path / checkpoints.MANIFEST).stat().st_mtime, tz=UTC)
     return {
         "path": saved.path,
         "step": saved.step,

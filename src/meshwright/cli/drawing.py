@@ -13,18 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from meshwright.cli.column_widths import (
-    NARROW_GAP,
-    Layout,
-    column_width,
-    fitting_layout,
-    heading_lines,
-    longest_unbroken,
-    longest_word,
-    number_lines,
-    text_lines,
-    text_width,
-)
+from meshwright.cli import column_widths as widths
 from meshwright.errors import printable
 
 PIPE_WIDTH = 120
@@ -120,20 +109,20 @@ class TableOrBlocks:
     def _is_text(self) -> list[bool]:
         return [align != "right" for align in self.aligned]
 
-    def _layout(self, width: int) -> Layout | None:
+    def _layout(self, width: int) -> widths.Layout | None:
         columns = [
-            column_width(heading, [row[i].plain for row in self.rows], is_text=is_text)
+            widths.column_width(heading, [row[i].plain for row in self.rows], is_text=is_text)
             for i, (heading, is_text) in enumerate(zip(self.headings, self._is_text, strict=True))
         ]
-        return fitting_layout(columns, width)
+        return widths.fitting_layout(columns, width)
 
     # --- table ---
 
-    def _drawn(self, layout: Layout, width: int) -> Iterator[Any]:
+    def _drawn(self, layout: widths.Layout, width: int) -> Iterator[Any]:
         """The table with its title and caption, which are wider than the table if a word of them is."""
         drawn = Table(
             box=box.SIMPLE_HEAD, header_style="bold", show_edge=False, pad_edge=False,
-            padding=(0, 1) if layout.gap > NARROW_GAP else (0, 1, 0, 0),
+            padding=(0, 1) if layout.gap > widths.NARROW_GAP else (0, 1, 0, 0),
         )  # fmt: skip
         for heading, align, size in zip(self._headings_of(layout), self.aligned, layout.widths, strict=True):
             drawn.add_column(Text(heading), justify=align, width=size)
@@ -143,16 +132,16 @@ class TableOrBlocks:
         yield drawn
         yield from _annotation(self.caption, layout, width)
 
-    def _headings_of(self, layout: Layout) -> list[str]:
+    def _headings_of(self, layout: widths.Layout) -> list[str]:
         """The headings. The last lines of headings of numbers that wrap stand side by side."""
         wrapped = [
-            heading_lines(heading, size, is_text=is_text)
+            widths.heading_lines(heading, size, is_text=is_text)
             for heading, size, is_text in zip(self.headings, layout.widths, self._is_text, strict=True)
         ]
         height = max(map(len, wrapped), default=0) if layout.wraps else 0
         return ["\n".join([""] * (height - len(lines)) + lines) for lines in wrapped]
 
-    def _cells_of(self, row: Sequence[Text], layout: Layout) -> list[Text]:
+    def _cells_of(self, row: Sequence[Text], layout: widths.Layout) -> list[Text]:
         return [
             Text("\n").join(_lines(cell, size, is_text=is_text, hangs=layout.wraps))
             for cell, size, is_text in zip(row, layout.widths, self._is_text, strict=True)
@@ -189,9 +178,9 @@ class TableOrBlocks:
             yield from _field(heading, cell, is_text=is_text, label=label, width=width)
 
 
-def _annotation(text: Text, layout: Layout, width: int) -> Iterator[Text]:
+def _annotation(text: Text, layout: widths.Layout, width: int) -> Iterator[Text]:
     """The title or caption of a table, as wide as the table."""
-    most = layout.total if longest_word(text.plain) <= layout.total else width
+    most = layout.total if widths.longest_word(text.plain) <= layout.total else width
     for line in _lines(text, most):
         line.pad_right(max(most - line.cell_len, 0))
         yield line
@@ -199,25 +188,25 @@ def _annotation(text: Text, layout: Layout, width: int) -> Iterator[Text]:
 
 def _label_width(names: Sequence[str], width: int) -> int:
     """Columns of the headings of blocks: a third, and more for a word that leaves half of them to the values."""
-    sizes = [size for size in map(longest_word, names) if size <= width // 2]
-    return min(max(map(text_width, names), default=0), max([width // 3, *sizes]))
+    sizes = [size for size in map(widths.longest_word, names) if size <= width // 2]
+    return min(max(map(widths.text_width, names), default=0), max([width // 3, *sizes]))
 
 
 def _field(heading: Text, cell: Text, *, is_text: bool, label: int, width: int) -> Iterator[Text]:
     """A heading and its value side by side, or below each other where a word is too long for that."""
-    room = width - label - NARROW_GAP
-    if longest_word(heading.plain) > label or longest_unbroken(cell.plain, is_text=is_text) > room:
+    room = width - label - widths.NARROW_GAP
+    if widths.longest_word(heading.plain) > label or widths.longest_unbroken(cell.plain, is_text=is_text) > room:
         yield from [*_lines(heading, width), *_lines(cell, width)]
         return
     names, values = _lines(heading, label, hangs=True), _lines(cell, room, is_text=is_text)
     for left, right in zip_longest(names, values):
         left, right = left or Text(), right or Text()
-        left.pad_right(label + NARROW_GAP - left.cell_len)
+        left.pad_right(label + widths.NARROW_GAP - left.cell_len)
         yield left.append_text(right)
 
 
 def _lines(text: Text, width: int, *, is_text: bool = True, hangs: bool = False) -> list[Text]:
     """The lines of a text. A word longer than `width` has a line of its own, and a number is next to its unit."""
     plain = text.plain
-    lines = text_lines(plain, width, hangs=hangs) if is_text else number_lines(plain, width)
+    lines = widths.text_lines(plain, width, hangs=hangs) if is_text else widths.number_lines(plain, width)
     return [Text(line, style=text.style, overflow="ignore") for line in lines]

@@ -16,14 +16,14 @@ import click
 from meshwright.api.folders import results_folder
 from meshwright.cli.output import emit_json, emit_text, emitted_json, note, print_line, print_table, say, wants_json
 from meshwright.cli.run_input import run_from
-from meshwright.engines.base import Launch, find_engine
+from meshwright.engines.base import find_engine
 from meshwright.engines.choice import planned
 from meshwright.engines.folders import locked, locked_checkpoints, refuse_finished
 from meshwright.engines.local import with_accelerator_file
 from meshwright.errors import InputError
 from meshwright.json_values import picked
 from meshwright.launch import kubernetes, local, slurm
-from meshwright.launch.environment import EnvironmentVariable, environment, table_version
+from meshwright.launch.environment import environment, table_version
 from meshwright.launch.request import Dispatch, LaunchRequest, read_hosts, shape
 from meshwright.launch.site import KubernetesJobKind, Site, read_site, with_options
 from meshwright.launch.slurm import LOGS
@@ -40,34 +40,19 @@ def run(
     dry_run: bool,
     folder: Path | None,
     site_path: Path | None,
-    variables: tuple[str, ...],
     exclude_file: Path | None,
-    num_nodes: int | None,
-    devices_per_node: int | None,
-    max_restarts: int,
     resume: bool,
-    numa: bool,
     force: bool,
-    **special: Any,
+    **options: Any,
 ) -> None:
-    """Generate what starts the run, and show or start it. `special`: options that one place alone has."""
-    given = {name: value for name, value in special.items() if value}
+    """Generate what starts the run, and show or start it. `options`: of one place alone, and of the request."""
+    given = {name: value for name in ONLY_ON if (value := options.pop(name))}
     check_place(place, given)
     site = site_from(site_path, given)
     exclude = () if exclude_file is None else read_hosts(exclude_file)
+    begun = run_from(run_path, overrides=overrides)
     request, found = request_for(
-        run_from(run_path, overrides=overrides),
-        place=place,
-        site=site,
-        given=given,
-        folder=folder,
-        variables=variables,
-        exclude=exclude,
-        num_nodes=num_nodes,
-        devices_per_node=devices_per_node,
-        max_restarts=max_restarts,
-        resume=resume,
-        numa=numa,
+        begun, place=place, site=site, given=given, folder=folder, exclude=exclude, resume=resume, **options
     )
     if folder is None and "rendezvous" in given:
         raise InputError(
@@ -132,7 +117,8 @@ def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool) -
     if place == SLURM:
         answers["job"] = job = answers["answers"][0].partition(";")[0]
         if wait:
-            code = answers["exit_code"] = _wait(job, request.folder)
+            ended = follow(job, folder=request.folder, say=say)
+            code = answers["exit_code"] = 0 if ended.state == "COMPLETED" else ended.exit_code or 1
         elif not wants_json():
             print_line(f"Submitted to Slurm as {job}; logs: {request.folder / LOGS}, by rank.")
     if wants_json():
@@ -149,13 +135,6 @@ def _lock(request: LaunchRequest, locks: ExitStack) -> None:
         locks.enter_context(locked_checkpoints(Path(request.checkpoints)))
     if request.argv[:4] == ("python", "-m", "meshwright", "train"):
         locks.close()
-
-
-def _wait(job: str, folder: Path) -> int:
-    ended = follow(job, folder=folder, say=say)
-    if ended.state == "COMPLETED":
-        return 0
-    return ended.exit_code or 1
 
 
 # --- the request ---
@@ -234,9 +213,11 @@ def request_for(
         num_nodes=nodes,
         devices_per_node=each,
         vendor=None if known is None or known.vendor == "generic" else known.vendor,
-        environment=_environment(
-            run, lowered, site, variables, num_nodes=nodes, devices_per_node=each,
-            folder=there, is_inherited=place != KUBERNETES,
+        environment=environment(
+            vendor=known and known.vendor, architecture=known and known.architecture, engine=run.engine,
+            num_nodes=nodes, devices_per_node=each, site=site.model_dump(), folder=there, given=_variables(variables),
+            layers={"the engine": dict(lowered.env), "the site file": site.environment},
+            inherited=None if place == KUBERNETES else os.environ,
         ),
         exclude=exclude,
         max_restarts=max_restarts,
@@ -267,47 +248,28 @@ def _folder_in_pods(name: str, folder: Path, site: Site, given: Given) -> Path:
     return Path(claims[0].mount) / name if claims else folder
 
 
-def _environment(
-    run: Run, lowered: Launch, site: Site, variables: tuple[str, ...], *, num_nodes: int, devices_per_node: int,
-    folder: Path, is_inherited: bool,
-) -> tuple[EnvironmentVariable, ...]:  # fmt: skip
+def _variables(assignments: tuple[str, ...]) -> dict[str, str | None]:
+    """Variables of --env; None removes one."""
     given: dict[str, str | None] = {}
-    for assignment in variables:
+    for assignment in assignments:
         name, equals, value = assignment.partition("=")
         if not equals:
             raise InputError("--env", got=assignment, allowed="NAME=VALUE, or NAME= to remove a variable")
         given[name] = value or None
-    known = None if run.cluster is None else run.cluster.accelerator
-    return environment(
-        vendor=known and known.vendor,
-        architecture=known and known.architecture,
-        engine=run.engine,
-        num_nodes=num_nodes,
-        devices_per_node=devices_per_node,
-        site=site.model_dump(),
-        layers={"the engine": dict(lowered.env), "the site file": site.environment},
-        folder=folder,
-        inherited=os.environ if is_inherited else None,
-        given=given,
-    )
+    return given
 
 
 def _dispatch(place: str, request: LaunchRequest, site: Site, given: Given, *, here: Path) -> Dispatch:
-    found = _dispatch_at(place, request, site, given, here=here)
-    if request.checkpoints is None and (request.max_restarts or request.resume):
-        reason = "the run saves no checkpoints (train.checkpoint), or its program does not resume by itself"
-        caution = f"a restart begins at the first step: {reason}"
-        return replace(found, notes=(*found.notes, caution))
-    return found
-
-
-def _dispatch_at(place: str, request: LaunchRequest, site: Site, given: Given, *, here: Path) -> Dispatch:
     if place == LOCAL:
-        python = site.python or sys.executable
-        return local.dispatch(request, python=python, rendezvous=given.get("rendezvous"))
-    if place == SLURM:
+        found = local.dispatch(request, python=site.python or sys.executable, rendezvous=given.get("rendezvous"))
+    elif place == SLURM:
         inside = "python" if site.slurm.container else sys.executable
         settings = slurm.SlurmSettings(site=site.slurm, python=site.python or inside, workdir=Path.cwd())
-        return slurm.dispatch(request, settings)
-    settings = kubernetes.KubernetesSettings(site=site.kubernetes, python=site.python or "python", here=here)
-    return kubernetes.dispatch(request, settings)
+        found = slurm.dispatch(request, settings)
+    else:
+        of_pods = kubernetes.KubernetesSettings(site=site.kubernetes, python=site.python or "python", here=here)
+        found = kubernetes.dispatch(request, of_pods)
+    if request.checkpoints is None and (request.max_restarts or request.resume):
+        reason = "the run saves no checkpoints (train.checkpoint), or its program does not resume by itself"
+        return replace(found, notes=(*found.notes, f"a restart begins at the first step: {reason}"))
+    return found

@@ -86,36 +86,29 @@ def main() -> NoReturn:
 
 def run(args: Sequence[str]) -> int:
     """Run one command line (without the program's name) and return its exit code."""
-    as_json = _wants_json(args)
     begin_json()
     try:
         with sigterm_interrupts():
             code = _invoke(list(args) or ["--help"])
         sys.stdout.flush()  # here, where a closed pipe is handled
         return code
-    except MeshwrightError as error:
-        return _fail(error.message, hint=error.hint, exit_code=error.exit_code, as_json=as_json)
-    except click.ClickException as error:
-        return _fail(usage_message(error), hint=usage_hint(error), exit_code=EXIT_USAGE, as_json=as_json)
-    except Terminated:
-        return _fail("terminated", hint=None, exit_code=STOPPED, as_json=as_json)
-    except (KeyboardInterrupt, click.Abort):
-        return _fail("interrupted", hint=None, exit_code=EXIT_INTERRUPTED, as_json=as_json)
     except BrokenPipeError:
         _silence_stdout()
         return EXIT_BROKEN_PIPE
-    except Exception as error:
-        if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):  # of copied folders
-            _, path, why = error.args[0][0]
-            return _fail(f"{path}: {why}", hint=None, exit_code=EXIT_USAGE, as_json=as_json)
-        if isinstance(error, OSError) and error.filename is not None:
-            return _fail_on_file(error, as_json=as_json)
-        if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    except (Exception, KeyboardInterrupt) as error:
+        is_full = isinstance(error, OSError) and error.filename is None and error.errno in _NO_ROOM
+        if is_full:
             _silence_stdout()  # it may be what is full, and its buffer would fail again at exit
-            return _fail(f"cannot write the output: {error.strerror}", hint=None, exit_code=EXIT_USAGE, as_json=False)
-        if os.environ.get(DEBUG_VARIABLE) == "1":
+        known = _explained(error)
+        if known is None and os.environ.get(DEBUG_VARIABLE) == "1":
             raise
-        return _fail_unexpected(error, as_json=as_json)
+        message, hint, exit_code = known or _unexpected(error)
+        say(f"error: {message}")
+        if hint:
+            say(f"hint: {hint}")
+        if _wants_json(args) and not is_full:
+            emit_json_error({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
+        return exit_code
 
 
 def _invoke(args: list[str]) -> int:
@@ -140,31 +133,35 @@ def _wants_json(args: Sequence[str]) -> bool:
     return "--json" in before_separator
 
 
-def _fail(message: str, *, hint: str | None, exit_code: int, as_json: bool) -> int:
-    say(f"error: {message}")
-    if hint:
-        say(f"hint: {hint}")
-    if as_json:
-        emit_json_error({"error": {"message": message, "hint": hint, "exit_code": exit_code}})
-    return exit_code
+def _explained(error: BaseException) -> tuple[str, str | None, int] | None:
+    """Message, hint and exit code of an error that is no bug; None for another one."""
+    match error:
+        case MeshwrightError():
+            return error.message, error.hint, error.exit_code
+        case click.ClickException():
+            return usage_message(error), usage_hint(error), EXIT_USAGE
+        case Terminated():
+            return "terminated", None, STOPPED
+        case KeyboardInterrupt() | click.Abort():
+            return "interrupted", None, EXIT_INTERRUPTED
+        case shutil.Error(args=[[(_, path, why), *_], *_]):  # of copied folders
+            return f"{path}: {why}", None, EXIT_USAGE
+        case OSError() if error.filename is not None:  # what writes names its path (`files.naming`)
+            hint = "free some room, or write elsewhere" if error.errno in _NO_ROOM else None
+            return f"{error.filename}: {error.strerror}", hint, EXIT_USAGE
+        case OSError() if error.errno in _NO_ROOM:
+            return f"cannot write the output: {error.strerror}", None, EXIT_USAGE
+    return None
 
 
-def _fail_on_file(error: OSError, *, as_json: bool) -> int:
-    """Report a file that cannot be read or written: what writes names its path (`files.naming`)."""
-    hint = "free some room, or write elsewhere" if error.errno in _NO_ROOM else None
-    message = f"{error.filename}: {error.strerror}"
-    return _fail(message, hint=hint, exit_code=EXIT_USAGE, as_json=as_json)
-
-
-def _fail_unexpected(error: Exception, *, as_json: bool) -> int:
-    """Report an unexpected error: an absent package of another project, or a bug."""
+def _unexpected(error: BaseException) -> tuple[str, str, int]:
+    """Message, hint and exit code of an absent package of another project, or of a bug."""
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package and package != "meshwright":
         message = f"this needs the Python package {package!r}, which is not installed"
-        return _fail(message, hint=f"pip install {package}", exit_code=EXIT_MISSING, as_json=as_json)
+        return message, f"pip install {package}", EXIT_MISSING
     message = f"internal error: {type(error).__name__}: {' '.join(str(error).split())}"
-    hint = f"this is a bug, please report it with the output under {DEBUG_VARIABLE}=1"
-    return _fail(message, hint=hint, exit_code=EXIT_INTERNAL, as_json=as_json)
+    return message, f"this is a bug, please report it with the output under {DEBUG_VARIABLE}=1", EXIT_INTERNAL
 
 
 def _silence_stdout() -> None:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 import click
 
-from meshwright.errors import printable
+from meshwright.errors import InputError, printable
+from meshwright.files import write_atomically
 from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.targets import load
@@ -76,6 +77,15 @@ def write(path: Path | None, by: Callable[..., None], **about: Any) -> None:
     if path is not None:
         by(path, **about)
         note(f"wrote {path}")
+
+
+def write_document(document: object, path: Path) -> None:
+    """Write a JSON document to a file, in a folder that may be new. Raises InputError if it cannot be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(jsonable(document), indent=1, allow_nan=False) + "\n")
+    except OSError as error:
+        raise InputError(f"cannot write {str(path)!r} ({error.strerror})") from None
 
 
 def emit_json_error(error: object) -> None:
@@ -181,6 +191,23 @@ def progress(description: str, *, total: float | None = None) -> Iterator[Callab
         return
     with load("meshwright.cli.bars:bar")(description, total=total, stream=sys.stderr) as advance:
         yield advance
+
+
+class LiveLine:
+    """A line on a terminal's stderr that says what runs; --json draws none."""
+
+    def __init__(self) -> None:
+        self.is_live = sys.stderr.isatty() and not wants_json()
+
+    def draw(self, text: str) -> None:
+        """Put `text` in the place of what the line had."""
+        if self.is_live:
+            print(f"\r{text} ...\x1b[K", end="", file=sys.stderr, flush=True)
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self.is_live:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def load_with_torch(target: str, *, what: str) -> Any:

@@ -8,16 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
-from meshwright.bench.dataloader import (
-    FORWARD_SHARE,
-    Demand,
-    LoaderCandidate,
-    LoaderChoice,
-    keeps_up,
-    tune_training,
-    tune_validation,
-    usual_counts,
-)
+from meshwright.bench import dataloader
+from meshwright.bench.dataloader import Demand, LoaderCandidate, LoaderChoice
 from meshwright.cli.output import print_line, print_table, progress
 from meshwright.engines.native import engine
 from meshwright.engines.native.batch_loader import BatchLoader
@@ -108,7 +100,7 @@ def tune_run(run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, 
     plan = engine.plan_here(run, device=devices.find_device())
     processes = min(plan.num_devices, run.cluster.devices_per_node if run.cluster else plan.num_devices)
     num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    counts = counts or usual_counts(num_cores // processes)
+    counts = counts or dataloader.usual_counts(num_cores // processes)
     with progress("estimating the step time"):
         demand = _demand(run, plan, step_s=step_s)
     with progress("opening the data"):
@@ -118,11 +110,11 @@ def tune_run(run: Run, *, counts: tuple[int, ...] | None, step_s: float | None, 
     evaluate, validation = run.train.evaluate, None
     training_s = budget_s if evaluate is None else budget_s * (1 - VALIDATION_SHARE)
     with progress("reading as training does", total=training_s) as advance:
-        training = tune_training(loader.batches, counts, demand, budget_s=training_s, advance=advance)
+        training = dataloader.tune_training(loader.batches, counts, demand, budget_s=training_s, advance=advance)
     if evaluate is not None:
         rest_s = budget_s - training_s
         with progress("reading as validation does", total=rest_s) as advance:
-            validation = tune_validation(
+            validation = dataloader.tune_validation(
                 loader.validation or loader.batches, counts, demand,
                 pass_batches=next(iter(loader.num_validation_batches.values())), budget_s=rest_s, advance=advance,
             )  # fmt: skip
@@ -186,7 +178,7 @@ def _show_training(choice: LoaderChoice, demand: Demand) -> None:
 
 def _show_validation(choice: LoaderChoice, demand: Demand) -> None:
     total = choice.pass_batches or choice.num_batches
-    work_s = 0.0 if demand.step_s is None else demand.step_s * FORWARD_SHARE * total
+    work_s = 0.0 if demand.step_s is None else demand.step_s * dataloader.FORWARD_SHARE * total
     measured = "" if total == choice.num_batches else f", {choice.num_batches} of them measured"
     print_line(f"Validation: a pass of {total} batches{measured}", style="bold")
     print_table(
@@ -205,7 +197,7 @@ def _show_validation(choice: LoaderChoice, demand: Demand) -> None:
 
 
 def _mark(c: LoaderCandidate, choice: LoaderChoice, demand: Demand) -> str:
-    is_slow = demand.step_s is not None and not keeps_up(c, demand.step_s)
+    is_slow = demand.step_s is not None and not dataloader.keeps_up(c, demand.step_s)
     marks = (CHOSEN if c.num_workers == choice.num_workers else "", "too slow" if is_slow else "")
     return ", ".join(mark for mark in marks if mark)
 

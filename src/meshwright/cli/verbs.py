@@ -125,8 +125,10 @@ def verbs_of(sections: Mapping[str, Mapping[str, str]]) -> dict[str, Verb]:
 def verb(
     name: str, *, body: str | None = None, question: str | None = None, without: Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Declare a verb by its name, behind the name of its group if it has one. The decorated function holds its options and, as docstring, its
-    help. It is the body, unless `body` names another function. The last option of every verb is --json.
+    """Declare a verb by its name, behind the name of its group if it has one; its last option is --json.
+
+    The decorated function holds its other options and, as docstring, its help. It is the body, unless `body` names
+    another function.
 
     `question`: the public function, "module:function", whose parameters are the first options, but for `without`.
     """

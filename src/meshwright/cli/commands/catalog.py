@@ -9,16 +9,8 @@ from typing import Any
 import click
 
 from meshwright import units
-from meshwright.answers.documents.catalog import (
-    ABOUT,
-    claim_document,
-    claims_document,
-    details_document,
-    leaves,
-    listing_document,
-    own_accelerator_document,
-    run_files_document,
-)
+from meshwright.answers.documents import catalog as documents
+from meshwright.answers.documents.catalog import ABOUT, leaves
 from meshwright.answers.quantities import rate
 from meshwright.catalog.lookup import all_claims, claim
 from meshwright.cli.output import Align, emit, emit_text, emitted_json, print_line, print_table, progress
@@ -65,7 +57,7 @@ def command(*, kind: str, name: str | None, predict: bool) -> None:
         return
     if predict:
         raise InputError("--predict is for claims and runs", got=kind, allowed="claims, runs")
-    document = listing_document(kind) if name is None else details_document(kind, name)
+    document = documents.listing_document(kind) if name is None else documents.details_document(kind, name)
     emit(document, _print_listing if name is None else _print_details)
 
 
@@ -80,7 +72,7 @@ def _template(name: str | None) -> None:
 def _check(path: str | None) -> None:
     if path is None:
         raise InputError("a file is missing", hint="meshwright catalog check my.toml")
-    document = own_accelerator_document(path)
+    document = documents.own_accelerator_document(path)
     if emitted_json(document):
         return
     _print_details(document)
@@ -92,17 +84,17 @@ def _check(path: str | None) -> None:
 
 def _claims(name: str | None, *, predict: bool) -> None:
     if name is not None:
-        document = claim_document(claim(name), predict=predict)
+        document = documents.claim_document(claim(name), predict=predict)
     else:
         with progress("predicting", total=len(all_claims())) as advance:
-            document = claims_document(predict=predict, advance=advance)
+            document = documents.claims_document(predict=predict, advance=advance)
     show = (lambda found: print_claims(found["claims"])) if name is None else print_claim
     emit(document, show)
 
 
 def _run_files(name: str | None, *, predict: bool) -> None:
     with progress("predicting") as advance:
-        document = run_files_document(name, predict=predict, advance=advance)
+        document = documents.run_files_document(name, predict=predict, advance=advance)
     emit(document, print_run_files)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,18 @@ from meshwright.api.inference import (
 )
 from meshwright.api.question import ask
 from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option
-from meshwright.cli.output import emit, emitted_json, exit_unless, note, print_line, print_table, print_text_tables
+from meshwright.cli.output import (
+    emit,
+    emitted_json,
+    exit_unless,
+    note,
+    print_line,
+    print_table,
+    print_text_tables,
+    write_document,
+)
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
-from meshwright.errors import InputError
-from meshwright.files import write_atomically
-from meshwright.json_values import jsonable
 from meshwright.targets import load
 from meshwright.units import gib
 
@@ -157,13 +162,8 @@ def calibrate(*, asked: dict[str, Any], out: Path | None) -> None:
     """
     found = ask(inference_calibrate, asked)
     target = out or Path(f"{found.calibration.engine.name}-{found.calibration.accelerator}.json")
-    document = jsonable(load("meshwright.inference.server_fit:to_document")(found.calibration))
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, json.dumps(document, indent=1, allow_nan=False) + "\n")
-    except OSError as error:
-        raise InputError(f"cannot write {str(target)!r} ({error.strerror})") from None
-    if emitted_json({"calibration": target, **document}):
+    write_document(found.to_dict(), target)
+    if emitted_json({"calibration": target, **found.to_dict()}):
         return
     _print_calibration(found)
     note(f"wrote {target}")

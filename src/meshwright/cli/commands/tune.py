@@ -35,17 +35,9 @@ from meshwright.cli.output import (
 from meshwright.cli.question import key_options
 from meshwright.cli.run_input import tuned_run
 from meshwright.cli.verbs import verb, verb_group
+from meshwright.doctor import settings as settings
 from meshwright.doctor.host import host_at
-from meshwright.doctor.settings import (
-    ABSENT,
-    KernelSetting,
-    SettingAction,
-    SettingValue,
-    SystemNote,
-    choose,
-    notes,
-    survey,
-)
+from meshwright.doctor.settings import KernelSetting, SettingAction, SettingValue, SystemNote
 from meshwright.doctor.tuning import TuningOutcome, apply, default_state, restore
 from meshwright.errors import InputError
 from meshwright.records.rate_range import RateRange
@@ -85,8 +77,8 @@ def system(
         outcome = restore(host, state=state)
         document = {"mode": "restore", "state": state, **_outcome(outcome)}
     else:
-        values = survey(host, choose(only=_names(only), skip=_names(skip)))
-        seen = notes(host)
+        values = settings.survey(host, settings.choose(only=_names(only), skip=_names(skip)))
+        seen = settings.notes(host)
         outcome = None
         document = {"mode": "dry run", "state": state, "settings": _rows(values), "notes": seen}
         if is_apply:
@@ -181,7 +173,7 @@ def _cells(setting: KernelSetting, own: list[SettingValue]) -> tuple[object, ...
             reasons = ", ".join(dict.fromkeys(v.reason for v in counted if v.reason))
             number = f" {len(counted)}" if len(counted) < len(own) else ""
             parts.append(f"{action.value}{number}" + (f": {reasons}" if reasons else ""))
-    is_there = any(v.reason != ABSENT for v in own)
+    is_there = any(v.reason != settings.ABSENT for v in own)
     return setting.name, len(own) if is_there else 0, now, targets, "; ".join(parts)
 
 
