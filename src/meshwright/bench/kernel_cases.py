@@ -20,8 +20,8 @@ from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import route_tokens
 from meshwright.kernels.fp8.casting import Both, cast_both
-from meshwright.kernels.fp8.formats import Element, Quantized, Scaling
-from meshwright.kernels.fp8.gated_casting import CastForm, cast_gated, cast_gated_gradients
+from meshwright.kernels.fp8.formats import CastForm, Element, Quantized, Scaling
+from meshwright.kernels.fp8.gated_casting import cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT, grouped_rows
 from meshwright.kernels.gated_activation import gated_activation
@@ -202,7 +202,7 @@ def _grouped_gemm(q: _Question) -> Iterator[KernelCase]:
 
 def _in_rows(x: Tensor) -> Quantized:
     """`x` in E4M3 with scales of rows."""
-    found, _ = cast_both(x, element=Element.E4M3, scaling=Scaling.ROW, with_columns=False)
+    found, _ = cast_both(x, CastForm(element=Element.E4M3, scaling=Scaling.ROW, with_columns=False))
     assert found is not None
     return found
 
@@ -295,7 +295,7 @@ def _fp8_cast(q: _Question) -> Iterator[KernelCase]:
     """
 
     def cast(x: Tensor, scaling: Scaling) -> Both:
-        return cast_both(x, element=Element.E4M3, scaling=scaling)
+        return cast_both(x, CastForm(element=Element.E4M3, scaling=scaling))
 
     x = q.random(q.tokens, q.model.hidden)
     yield from _casts(q, f"{q.tokens} x {q.model.hidden}", (x,), cast, num_bytes=2 * x.numel())

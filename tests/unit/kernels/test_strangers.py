@@ -23,8 +23,8 @@ from meshwright.kernels.experts.grouped_gemm import grouped_gemm
 from meshwright.kernels.experts.permutation import permute, unpermute
 from meshwright.kernels.experts.router import RouterForm, route_tokens
 from meshwright.kernels.fp8.casting import cast_both
-from meshwright.kernels.fp8.formats import Element, Scaling, stacked
-from meshwright.kernels.fp8.gated_casting import CastForm, cast_gated
+from meshwright.kernels.fp8.formats import CastForm, Element, Scaling, stacked
+from meshwright.kernels.fp8.gated_casting import cast_gated
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import grouped_rows
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_linear
@@ -43,7 +43,7 @@ def x(*shape, dtype=torch.float32):
 
 
 def quantized(*shape, scaling=Scaling.ROW):
-    return cast_both(x(*shape), element=Element.E4M3, scaling=scaling)[0]
+    return cast_both(x(*shape), CastForm(element=Element.E4M3, scaling=scaling))[0]
 
 
 Q, K, ANGLES = (2, 6, 4, 16), (2, 6, 2, 16), (1, 6, 1, 8)

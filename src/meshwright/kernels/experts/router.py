@@ -105,18 +105,9 @@ def _limited_to_groups(values_NE: Tensor, form: RouterForm) -> Tensor:
 def _triton(logits_NE: Tensor, bias_E: Tensor | None, *, form: RouterForm) -> RoutedTokens:
     from meshwright.kernels.experts.router_triton import route
 
-    return RoutedTokens(
-        *route(
-            logits_NE,
-            bias_E,
-            form.is_sigmoid,
-            form.top_k,
-            form.num_groups,
-            form.groups_per_token,
-            form.normalizes,
-            form.scale,
-        )
-    )
+    f = form
+    found = route(logits_NE, bias_E, f.is_sigmoid, f.top_k, f.num_groups, f.groups_per_token, f.normalizes, f.scale)
+    return RoutedTokens(*found)
 
 
 ROUTES = {"router": {"reference": Route(reference), "triton": Route(_triton, serves=serves_triton)}}

@@ -71,6 +71,22 @@ MX_EXPONENTS = {Element.E4M3: 8, Element.E5M2: 15, Element.E2M1: 2}
 """Exponent of the largest value: 448 = 1.75 * 2^8, 57344 = 1.75 * 2^15, 6 = 1.5 * 2^2."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class CastForm:
+    """Format and scales of a cast, and the orientations that are wanted."""
+
+    element: Element
+    scaling: Scaling
+    power_of_two: bool = False
+    with_rows: bool = True
+    with_columns: bool = True
+
+    @property
+    def sides(self) -> tuple[bool, bool]:
+        """The orientations."""
+        return self.with_rows, self.with_columns
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScaledValues:
     """Narrow values, and the scales that groups of them share."""

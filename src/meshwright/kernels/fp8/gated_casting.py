@@ -12,7 +12,7 @@ M rows, K columns. `gated_activation` lists the kinds of f.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +21,9 @@ from torch.nn import functional
 
 from meshwright.kernels import gated_activation
 from meshwright.kernels.dispatch import choose
+from meshwright.kernels.fp8 import casting
 from meshwright.kernels.fp8.casting import Both, both_of
-from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, quantize
+from meshwright.kernels.fp8.formats import CastForm, Scaling, group_amax
 from meshwright.kernels.fp8.triton_formats import serves_gated_cast
 from meshwright.kernels.routes import Route
 from meshwright.kernels.shapes import require_alike
@@ -32,17 +33,6 @@ SUMMED_ROWS = 128
 
 Amax = Callable[[Tensor], Tensor]
 """Function from a tensor's largest magnitude to the magnitude that scales it, both [1, 1] (delayed scaling)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CastForm:
-    """Format and scales of a cast, and the orientations that are wanted."""
-
-    element: Element
-    scaling: Scaling
-    power_of_two: bool = False
-    with_rows: bool = True
-    with_columns: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,12 +113,7 @@ def _gradients(grad: Tensor, gate: Tensor, up: Tensor, kind: str) -> tuple[Tenso
 
 
 def _cast(x_MK: Tensor, form: CastForm, amax: Amax | None) -> Both:
-    scaled_by = None if amax is None else amax(group_amax(x_MK, Scaling.TENSOR).float())
-
-    def one(x: Tensor) -> Quantized:
-        return quantize(x, element=form.element, scaling=form.scaling, amax=scaled_by, power_of_two=form.power_of_two)
-
-    return one(x_MK) if form.with_rows else None, one(x_MK.T) if form.with_columns else None
+    return casting.reference(x_MK, form, amax and amax(group_amax(x_MK, Scaling.TENSOR).float()))
 
 
 def _summed(x_MK: Tensor, *, num_rows: int = SUMMED_ROWS) -> Tensor:
@@ -142,11 +127,8 @@ def _triton(gate_MK: Tensor, up_MK: Tensor, *, kind: str, form: CastForm, amax: 
     from meshwright.kernels.fp8.triton_cast import largest_of
 
     scaled_by = amax and amax(largest_of(kernels.fp8_gated_amax(gate_MK, up_MK, kind)))
-    found = kernels.fp8_gated_cast(
-        gate_MK, up_MK, kind, form.element, form.scaling, form.power_of_two, scaled_by, form.with_rows,
-        form.with_columns,
-    )  # fmt: skip
-    return _both(found, form, gate_MK)
+    how = (kind, form.element, form.scaling, form.power_of_two)
+    return both_of(kernels.fp8_gated_cast(gate_MK, up_MK, *how, scaled_by, *form.sides), gate_MK, form)
 
 
 def _gradients_triton(
@@ -166,24 +148,17 @@ def _gradients_triton(
     if amax is not None:
         largest = kernels.fp8_gated_gradients_amax(grad_MK, gate_MK, up_MK, kind)
         scaled_by = [chosen(largest_of(own)) for chosen, own in zip(amax, (largest[:2], largest[2:]), strict=True)]
-    found = kernels.fp8_gated_gradients(
-        grad_MK, gate_MK, up_MK, kind, form.element, form.scaling, form.power_of_two, scaled_by, form.with_rows,
-        form.with_columns, with_sums,
-    )  # fmt: skip
+    how = (kind, form.element, form.scaling, form.power_of_two)
+    found = kernels.fp8_gated_gradients(grad_MK, gate_MK, up_MK, *how, scaled_by, *form.sides, with_sums)
     rows_summed = kernels.tile_of(form.scaling).constants["R"]
     gate, up = (
         CastGradient(
-            both=_both(own[:4], form, gate_MK),
+            both=both_of(own[:4], gate_MK, form),
             sums=_summed(own[4], num_rows=SUMMED_ROWS // rows_summed) if with_sums else None,
         )
         for own in (found[:5], found[5:])
     )
     return gate, up
-
-
-def _both(found: Sequence[Tensor], form: CastForm, x_MK: Tensor) -> Both:
-    sides = (form.with_rows, form.with_columns)
-    return both_of(found, x_MK, element=form.element, scaling=form.scaling, sides=sides)
 
 
 ROUTES = {

@@ -39,9 +39,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from meshwright.kernels.architectures import architecture_of
 from meshwright.kernels.fp8.casting import Both, cast_both
-from meshwright.kernels.fp8.formats import Element, Quantized, Scaling, group_amax, scales_shape
-from meshwright.kernels.fp8.gated_casting import Amax, CastForm
+from meshwright.kernels.fp8.formats import CastForm, Element, Quantized, Scaling, group_amax, scales_shape
+from meshwright.kernels.fp8.gated_casting import Amax
 from meshwright.kernels.fp8.gemm import scaled_gemm
 from meshwright.kernels.fp8.grouped_gemm import grouped_rows, grouped_weights
 from meshwright.kernels.operators import only_once
@@ -148,15 +149,7 @@ class Fp8State:
         """Cast an input, weight or gradient as the recipe has it; a stack [E, N, K] matrix by matrix."""
         form = self.form(of, x_MK.device, with_rows=with_rows, with_columns=with_columns)
         amax = self.delayed(of)
-        return cast_both(
-            x_MK,
-            element=form.element,
-            scaling=form.scaling,
-            power_of_two=form.power_of_two,
-            amax=amax and amax(group_amax(x_MK.flatten(0, -2), Scaling.TENSOR).float()),
-            with_rows=with_rows,
-            with_columns=with_columns,
-        )
+        return cast_both(x_MK, form, amax=amax and amax(group_amax(x_MK.flatten(0, -2), Scaling.TENSOR).float()))
 
     def form(self, of: int, device: torch.device, *, with_rows: bool = True, with_columns: bool = True) -> CastForm:
         """The recipe's cast of an input, weight or gradient."""
@@ -306,7 +299,4 @@ def _made(dtype: torch.dtype, form: Quantized, values: Tensor, scales: Tensor) -
 
 def _of_device(element: Element, device: torch.device) -> Element:
     """The format of the matrix units of `device`: MI300X's own one there."""
-    if device.type != "cuda" or not torch.version.hip:
-        return element
-    architecture = torch.cuda.get_device_properties(device).gcnArchName.partition(":")[0]
-    return _FNUZ.get(element, element) if architecture == "gfx942" else element
+    return _FNUZ.get(element, element) if architecture_of(device) == "gfx942" else element

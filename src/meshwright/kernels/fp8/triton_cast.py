@@ -41,6 +41,7 @@ from meshwright.kernels.fp8.formats import (
     MANTISSA_BITS,
     MX_BLOCK,
     MX_EXPONENTS,
+    CastForm,
     Element,
     Scaling,
     scale_of,
@@ -243,37 +244,40 @@ def fp8_cast_kernel(
     )  # fmt: skip
 
 
-def empty_casts(x: Tensor, element: Element, scaling: Scaling, *, with_rows: bool, with_columns: bool) -> list[Tensor]:
+def form_of(element: str, scaling: str, power_of_two: bool, with_rows: bool, with_columns: bool) -> CastForm:
+    """The form of a cast from the arguments of an operator."""
+    return CastForm(
+        element=Element(element), scaling=Scaling(scaling), power_of_two=power_of_two, with_rows=with_rows,
+        with_columns=with_columns,
+    )  # fmt: skip
+
+
+def empty_casts(x: Tensor, form: CastForm) -> list[Tensor]:
     """Empty values and scales of both orientations, of a matrix or of each one of a stack."""
     *stack, rows, columns = x.shape
-    dtype = torch.uint8 if scaling is Scaling.MX else torch.float32
+    dtype = torch.uint8 if form.scaling is Scaling.MX else torch.float32
     found = []
-    for height, width, is_wanted in ((rows, columns, with_rows), (columns, rows, with_columns)):
-        shape = scales_shape(scaling, rows=height, columns=width)
+    for height, width, is_wanted in ((rows, columns, form.with_rows), (columns, rows, form.with_columns)):
+        shape = scales_shape(form.scaling, rows=height, columns=width)
         found += [
-            x.new_empty((*stack, height, width) if is_wanted else (0, 0), dtype=DTYPES[element]),
+            x.new_empty((*stack, height, width) if is_wanted else (0, 0), dtype=DTYPES[form.element]),
             x.new_empty((*stack, *shape) if is_wanted else (0, 0), dtype=dtype),
         ]
     return found
 
 
-def _empty(*given: Any) -> list[Tensor]:
-    x, element, scaling, _, _, with_rows, with_columns = given
-    return empty_casts(x, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
-
-
-@operator("fp8_cast", fake=_empty)
+@operator("fp8_cast", fake=lambda x, *how: empty_casts(x, form_of(*how[:3], *how[4:])))
 def fp8_cast(
     x: Tensor, element: str, scaling: str, power_of_two: bool, amax: Tensor | None, with_rows: bool, with_columns: bool
 ) -> list[Tensor]:
     """Values and scales of `x` [M, K] or of each matrix of [E, M, K], then of its transpose; empty ones for a side that
     is not wanted."""
-    of, how, tile = Element(element), Scaling(scaling), CAST_TILE
+    form, tile = form_of(element, scaling, power_of_two, with_rows, with_columns), CAST_TILE
     *stack, rows, columns = x.shape
     grid, strides = (*tiles_of(x, tile), *(stack or [1])), (x.stride(0) if stack else 0, *x.stride()[-2:])
-    found = empty_casts(x, of, how, with_rows=with_rows, with_columns=with_columns)
+    found = empty_casts(x, form)
     scales = [found[1], found[3]]
-    if how in WHOLE:
+    if form.scaling in WHOLE:
         partial = None
         if amax is None:
             partial = partial_amax(x, tile)
@@ -283,29 +287,30 @@ def fp8_cast(
             )  # fmt: skip
         else:
             amax = amax.expand(*stack, 1, 1)
-        scales = given_scales(partial, of, how, power_of_two=power_of_two, amax=amax)
-        found = with_scales(found, scales, with_rows=with_rows, with_columns=with_columns)
+        scales = given_scales(partial, form, amax=amax)
+        found = with_scales(found, scales, form)
     of_matrices = [s.stride(0) if s.dim() == 3 else 0 for s in scales]
     launch(
         fp8_cast_kernel, grid, x, found[0], scales[0], found[2], scales[1], rows, columns, *strides, *of_matrices,
-        *(scale_stride(side, how) for side in scales),
-        on=x, **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
-        **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        *(scale_stride(side, scaling) for side in scales),
+        on=x, **cast_constants(form), **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return found
 
 
-def cast_constants(element: Element, scaling: Scaling, *, power_of_two: bool) -> dict[str, Any]:
+def cast_constants(form: CastForm) -> dict[str, Any]:
     """Compile-time constants of `cast_tile`."""
-    is_mx = scaling is Scaling.MX
+    element, is_mx = form.element, form.scaling is Scaling.MX
     return {
-        "MODE": GIVEN if scaling in WHOLE else SQUARE if scaling is Scaling.SQUARE else GROUPS,
+        "MODE": GIVEN if form.scaling in WHOLE else SQUARE if form.scaling is Scaling.SQUARE else GROUPS,
         "W": MX_BLOCK if is_mx else BLOCK,
         "LARGEST_VALUE": LARGEST[element],
-        "POWER_OF_TWO": power_of_two,
+        "POWER_OF_TWO": form.power_of_two,
         "EXPONENT": MX_EXPONENTS[element] if is_mx else 0,
         "MANTISSA": MANTISSA_BITS[element] if is_interpreted() else 0,
         "SMALLEST": torch.finfo(DTYPES[element]).smallest_normal,
+        "WITH_ROWS": form.with_rows,
+        "WITH_COLUMNS": form.with_columns,
     }
 
 
@@ -314,9 +319,9 @@ def scale_stride(scales: Tensor, scaling: str) -> int:
     return 0 if scaling == Scaling.TENSOR else scales.stride(-2)
 
 
-def with_scales(found: list[Tensor], scales: list[Tensor], *, with_rows: bool, with_columns: bool) -> list[Tensor]:
+def with_scales(found: list[Tensor], scales: list[Tensor], form: CastForm) -> list[Tensor]:
     """`empty_casts` with scales that are given, on the sides that are wanted."""
-    return [found[0], scales[0] if with_rows else found[1], found[2], scales[1] if with_columns else found[3]]
+    return [found[0], scales[0] if form.with_rows else found[1], found[2], scales[1] if form.with_columns else found[3]]
 
 
 def partial_amax(x: Tensor, tile: Tile) -> list[Tensor]:
@@ -330,18 +335,17 @@ def partial_amax(x: Tensor, tile: Tile) -> list[Tensor]:
     ]
 
 
-def given_scales(
-    partial: list[Tensor] | None, element: Element, scaling: Scaling, *, power_of_two: bool, amax: Tensor | None
-) -> list[Tensor]:
+def given_scales(partial: list[Tensor] | None, form: CastForm, *, amax: Tensor | None) -> list[Tensor]:
     """Return scales of the rows [M, 1] and of the columns [K, 1], or of the tensor [1, 1] twice; a stack
     has them for each matrix. `amax` [1, 1], a magnitude of earlier steps, replaces `partial`."""
-    if scaling is Scaling.ROW:
+    how = {"element": form.element, "power_of_two": form.power_of_two}
+    if form.scaling is Scaling.ROW:
         assert partial is not None
-        return [scale_of(a.amax(dim=-2).unsqueeze(-1), element=element, power_of_two=power_of_two) for a in partial]
+        return [scale_of(a.amax(dim=-2).unsqueeze(-1), **how) for a in partial]
     if amax is None:
         assert partial is not None
         amax = largest_of(partial)
-    scale = scale_of(amax, element=element, power_of_two=power_of_two)
+    scale = scale_of(amax, **how)
     return [scale, scale.clone()]
 
 

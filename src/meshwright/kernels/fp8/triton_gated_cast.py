@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from meshwright.kernels.fp8.formats import BLOCK, Element, Scaling
+from meshwright.kernels.fp8.formats import BLOCK, Scaling
 from meshwright.kernels.fp8.triton_cast import (
     CAST_MODES,
     SCALED,
@@ -34,6 +34,7 @@ from meshwright.kernels.fp8.triton_cast import (
     cast_formats,
     cast_tile,
     empty_casts,
+    form_of,
     given_scales,
     partial_amax,
     scale_stride,
@@ -251,12 +252,7 @@ def fp8_gated_amax(gate: Tensor, up: Tensor, kind: str) -> list[Tensor]:
     return partial
 
 
-def _empty(*given: Any) -> list[Tensor]:
-    gate, _, _, element, scaling, _, _, with_rows, with_columns = given
-    return empty_casts(gate, Element(element), Scaling(scaling), with_rows=with_rows, with_columns=with_columns)
-
-
-@operator("fp8_gated_cast", fake=_empty)
+@operator("fp8_gated_cast", fake=lambda gate, up, kind, *how: empty_casts(gate, form_of(*how[:3], *how[4:])))
 def fp8_gated_cast(
     gate: Tensor,
     up: Tensor,
@@ -269,20 +265,18 @@ def fp8_gated_cast(
     with_columns: bool,
 ) -> list[Tensor]:
     """Values and scales of f(gate) up, then of its transpose; empty ones for a side that is not wanted."""
-    of, how, tile = Element(element), Scaling(scaling), tile_of(scaling)
-    sides = {"with_rows": with_rows, "with_columns": with_columns}
+    form, tile = form_of(element, scaling, power_of_two, with_rows, with_columns), tile_of(scaling)
     gate, up = contiguous_rows(gate), contiguous_rows(up)
-    found = empty_casts(gate, of, how, **sides)
+    found = empty_casts(gate, form)
     scales = [found[1], found[3]]
-    if how in WHOLE:
+    if form.scaling in WHOLE:
         partial = fp8_gated_amax(gate, up, kind) if amax is None else None
-        scales = given_scales(partial, of, how, power_of_two=power_of_two, amax=amax)
-        found = with_scales(found, scales, **sides)
+        scales = given_scales(partial, form, amax=amax)
+        found = with_scales(found, scales, form)
     launch(
         fp8_gated_cast_kernel, tiles_of(gate, tile), gate, up, found[0], scales[0], found[2], scales[1],
-        *gate.shape, gate.stride(0), up.stride(0), *(scale_stride(side, how) for side in scales),
-        on=gate, CODE=CODES[kind], **cast_constants(of, how, power_of_two=power_of_two),
-        WITH_ROWS=with_rows, WITH_COLUMNS=with_columns, **tile.constants,
+        *gate.shape, gate.stride(0), up.stride(0), *(scale_stride(side, scaling) for side in scales),
+        on=gate, CODE=CODES[kind], **cast_constants(form), **tile.constants,
         num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return found
@@ -310,16 +304,10 @@ def _empty_sums(gate: Tensor, tile: Tile, *, with_sums: bool) -> Tensor:
 
 
 def _empty_gradients(*given: Any) -> list[Tensor]:
-    _, gate, _, _, element, scaling, _, _, with_rows, with_columns, with_sums = given
-    sides = {"with_rows": with_rows, "with_columns": with_columns}
-    return [
-        tensor
-        for _ in range(2)
-        for tensor in (
-            *empty_casts(gate, Element(element), Scaling(scaling), **sides),
-            _empty_sums(gate, tile_of(scaling), with_sums=with_sums),
-        )
-    ]
+    _, gate, _, _, *how, _, with_rows, with_columns, with_sums = given
+    form = form_of(*how, with_rows, with_columns)
+    each = ([*empty_casts(gate, form), _empty_sums(gate, tile_of(form.scaling), with_sums=with_sums)] for _ in range(2))
+    return [tensor for one in each for tensor in one]
 
 
 @operator("fp8_gated_gradients", fake=_empty_gradients)
@@ -340,26 +328,26 @@ def fp8_gated_gradients(
 
     `amax`: one for each gradient, or empty.
     """
-    of, how, tile = Element(element), Scaling(scaling), tile_of(scaling)
+    form, tile = form_of(element, scaling, power_of_two, with_rows, with_columns), tile_of(scaling)
     grad, gate, up = contiguous_rows(grad), contiguous_rows(gate), contiguous_rows(up)
-    partial = fp8_gated_gradients_amax(grad, gate, up, kind) if how in WHOLE and not amax else None
+    partial = fp8_gated_gradients_amax(grad, gate, up, kind) if form.scaling in WHOLE and not amax else None
     results, outputs, strides = [], [], []
     for index in range(2):
-        found = empty_casts(gate, of, how, with_rows=with_rows, with_columns=with_columns)
+        found = empty_casts(gate, form)
         scales = [found[1], found[3]]
-        if how in WHOLE:
+        if form.scaling in WHOLE:
             own = partial and partial[2 * index : 2 * index + 2]
-            scales = given_scales(own, of, how, power_of_two=power_of_two, amax=amax[index] if amax else None)
-            found = with_scales(found, scales, with_rows=with_rows, with_columns=with_columns)
+            scales = given_scales(own, form, amax=amax[index] if amax else None)
+            found = with_scales(found, scales, form)
         sums = _empty_sums(gate, tile, with_sums=with_sums)
         outputs += [found[0], scales[0], found[2], scales[1], sums]
         results += [*found, sums]
-        strides = [scale_stride(side, how) for side in scales]
+        strides = [scale_stride(side, scaling) for side in scales]
     launch(
         fp8_gated_gradients_kernel, tiles_of(gate, tile), grad, gate, up, *outputs, *gate.shape,
         grad.stride(0), gate.stride(0), up.stride(0), *strides, on=gate, CODE=CODES[kind],
-        **cast_constants(of, how, power_of_two=power_of_two), WITH_ROWS=with_rows, WITH_COLUMNS=with_columns,
-        WITH_SUMS=with_sums, **tile.constants, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        **cast_constants(form), WITH_SUMS=with_sums, **tile.constants,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     return results
 

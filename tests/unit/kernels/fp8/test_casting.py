@@ -13,7 +13,7 @@ from triton.runtime import interpreter
 
 from meshwright.kernels.fp8 import triton_cast
 from meshwright.kernels.fp8.casting import cast_both
-from meshwright.kernels.fp8.formats import Element, Scaling, quantize
+from meshwright.kernels.fp8.formats import CastForm, Element, Scaling, quantize
 from meshwright.kernels.fp8.triton_cast import fp8_cast
 
 pytestmark = needs_interpreter
@@ -46,7 +46,7 @@ def test_both_orientations(rows, columns, dtype, scaling, element, power_of_two,
     x = drawn(rows, columns, dtype=dtype, strided=strided, seed=seed, scale=10.0 ** (seed % 5 - 2))
     options = {"element": element, "scaling": scaling, "power_of_two": power_of_two}
     with demanding(fp8_cast="triton"):
-        by_rows, by_columns = cast_both(x, **options)
+        by_rows, by_columns = cast_both(x, CastForm(**options))
     assert_same(by_rows, x, **options)
     assert_same(by_columns, x.T, **options)
 
@@ -54,7 +54,7 @@ def test_both_orientations(rows, columns, dtype, scaling, element, power_of_two,
 def test_a_transposed_view_and_one_side():
     x = drawn(70, 40, dtype=torch.bfloat16).T
     with demanding(fp8_cast="triton"):
-        none, by_columns = cast_both(x, element=Element.E4M3, scaling=Scaling.ROW, with_rows=False)
+        none, by_columns = cast_both(x, CastForm(element=Element.E4M3, scaling=Scaling.ROW, with_rows=False))
     assert none is None
     assert_same(by_columns, x.T, element=Element.E4M3, scaling=Scaling.ROW)
 
@@ -62,7 +62,7 @@ def test_a_transposed_view_and_one_side():
 def test_a_delayed_scale():
     x, amax = drawn(5, 7, dtype=torch.float32), torch.full((1, 1), 0.5)
     with demanding(fp8_cast="triton"):
-        found, _ = cast_both(x, element=Element.E4M3, scaling=Scaling.TENSOR, amax=amax)
+        found, _ = cast_both(x, CastForm(element=Element.E4M3, scaling=Scaling.TENSOR), amax=amax)
     assert_same(found, x, element=Element.E4M3, scaling=Scaling.TENSOR, amax=amax)
 
 
@@ -87,17 +87,17 @@ def test_a_stack_is_cast_as_its_matrices(
     stack = drawn(num, *shape, dtype=torch.float32, strided=rows > 1, seed=seed) * magnitudes
     stack = (stack.mT if transposed else stack).bfloat16()
     delayed = torch.full((1, 1), 0.5) if is_delayed and scaling is Scaling.TENSOR else None
-    options = {"element": Element.E4M3, "scaling": scaling, "power_of_two": power_of_two, "amax": delayed}
-    wanted = dict(zip(("with_rows", "with_columns"), sides, strict=True))
+    options = {"element": Element.E4M3, "scaling": scaling, "power_of_two": power_of_two}
+    form = CastForm(**options, **dict(zip(("with_rows", "with_columns"), sides, strict=True)))
     with demanding(fp8_cast="triton"):
-        found = cast_both(stack, **options, **wanted)
+        found = cast_both(stack, form, amax=delayed)
     with demanding(fp8_cast="reference"):
-        expected = cast_both(stack, **options, **wanted)
+        expected = cast_both(stack, form, amax=delayed)
     for mine, exact, matrices in zip(found, expected, (stack, stack.mT), strict=True):
         assert (mine is None) == (exact is None)
         for e, x in enumerate(matrices) if mine is not None else ():
-            assert_same(mine.matrix(e), x, **options)
-            assert_same(exact.matrix(e), x, **options)
+            assert_same(mine.matrix(e), x, **options, amax=delayed)
+            assert_same(exact.matrix(e), x, **options, amax=delayed)
 
 
 @pytest.mark.parametrize("scaling", Scaling)
@@ -111,7 +111,7 @@ def test_a_stack_is_one_launch_and_moves_the_least(scaling, monkeypatch):
     monkeypatch.setattr(triton_cast, "launch", counting)
     stack = drawn(3, 128, 256, dtype=torch.bfloat16)
     with demanding(fp8_cast="triton"), counted_traffic() as counted:
-        both = cast_both(stack, element=Element.E4M3, scaling=scaling)
+        both = cast_both(stack, CastForm(element=Element.E4M3, scaling=scaling))
     first_pass = scaling in triton_cast.WHOLE  # finds the scales
     assert grids == [(1, 2, 3)] * (1 + first_pass)
     least = stack.nbytes * (1 + first_pass) + sum(side.num_bytes for side in both)
@@ -123,7 +123,7 @@ def test_what_is_not_finite(scaling):
     x = drawn(3, 130, dtype=torch.float32)
     x[0, 0], x[1, 1] = float("nan"), float("inf")
     with demanding(fp8_cast="triton"):
-        found, _ = cast_both(x, element=Element.E4M3, scaling=scaling)
+        found, _ = cast_both(x, CastForm(element=Element.E4M3, scaling=scaling))
     want = quantize(x, element=Element.E4M3, scaling=scaling)
     assert torch.equal(found.dequantized().isnan(), want.dequantized().isnan())
 

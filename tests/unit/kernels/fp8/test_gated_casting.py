@@ -19,8 +19,8 @@ from tests.kernel_cases import (
 
 from meshwright.errors import InputError
 from meshwright.kernels.fp8.casting import cast_both
-from meshwright.kernels.fp8.formats import Element, Scaling
-from meshwright.kernels.fp8.gated_casting import SUMMED_ROWS, CastForm, cast_gated, cast_gated_gradients
+from meshwright.kernels.fp8.formats import CastForm, Element, Scaling
+from meshwright.kernels.fp8.gated_casting import SUMMED_ROWS, cast_gated, cast_gated_gradients
 from meshwright.kernels.fp8.triton_gated_cast import (
     fp8_gated_amax,
     fp8_gated_cast,
@@ -65,11 +65,10 @@ def apart(grad, gate, up, kind):
 def check(tensors, kind, form):
     grad, gate, up = tensors
     value, grad_gate, grad_up = apart(*tensors, kind)
-    how = {"element": form.element, "scaling": form.scaling, "power_of_two": form.power_of_two}
-    same(cast_gated(gate, up, kind=kind, form=form), cast_both(value, **how))
+    same(cast_gated(gate, up, kind=kind, form=form), cast_both(value, form))
     found = cast_gated_gradients(grad, gate, up, kind=kind, form=form, with_sums=True)
     for mine, x in zip(found, (grad_gate, grad_up), strict=True):
-        same(mine.both, cast_both(x, **how))
+        same(mine.both, cast_both(x, form))
         want = torch.stack([part.double().sum(0) for part in x.split(SUMMED_ROWS)]) if len(x) else x.double()
         assert_close(mine.sums, want, factor=8, terms=x)
 
@@ -146,14 +145,13 @@ def test_a_delayed_scale_sees_the_present_one_and_replaces_it(name):
         return torch.full((1, 1), 0.5)
 
     form = CastForm(element=Element.E4M3, scaling=Scaling.TENSOR)
-    how = {"element": form.element, "scaling": form.scaling, "amax": torch.full((1, 1), 0.5)}
     with routes(name):
         found = cast_gated(gate, up, kind="silu", form=form, amax=amax)
         both = cast_gated_gradients(grad, gate, up, kind="silu", form=form, amax=(amax, amax))
     assert seen == pytest.approx([float(x.abs().max()) for x in (value, *gradients)], rel=1e-6)
     with routes("reference"):
         for mine, x in zip((found, *(g.both for g in both)), (value, *gradients), strict=True):
-            for side, want in zip(mine, cast_both(x, **how), strict=True):
+            for side, want in zip(mine, cast_both(x, form, amax=torch.full((1, 1), 0.5)), strict=True):
                 assert torch.equal(side.scales, want.scales)
                 assert relative_error(side.dequantized(), want.dequantized()) < 1e-2
 

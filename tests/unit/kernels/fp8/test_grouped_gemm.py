@@ -22,7 +22,7 @@ from tests.kernel_cases import (
 
 from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.kernels.fp8.casting import cast_both
-from meshwright.kernels.fp8.formats import Element, Scaling, quantize
+from meshwright.kernels.fp8.formats import CastForm, Element, Scaling, quantize
 from meshwright.kernels.fp8.grouped_gemm import ROUTES, grouped_rows, grouped_weights, opaque_reference, reference
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State, fp8_grouped_linear, fp8_linear
 from meshwright.kernels.routes import ANY, KernelCall
@@ -106,7 +106,7 @@ def test_kernels_against_float64(counts, sizes, scaled, gradients, seed):
     x = spread(drawn(sum(counts), k, dtype=torch.float32, seed=seed), aligned)
     grad = spread(drawn(sum(counts), n, dtype=torch.float32, seed=seed + 1), aligned)
     weight = drawn(len(counts), n, k, dtype=torch.float32, seed=seed + 2)
-    stack, _ = cast_both(weight, element=Element.E4M3, scaling=scaled[1])
+    stack, _ = cast_both(weight, CastForm(element=Element.E4M3, scaling=scaled[1]))
     by_rows = quantize(x, element=gradients, scaling=scaled[0])
     by_columns = [quantize(t.T, element=e, scaling=scaled[0]) for t, e in ((grad, gradients), (x, Element.E4M3))]
     with demanding(fp8_grouped_gemm="triton"):
@@ -137,7 +137,7 @@ def test_operator_rules():
 
     x, weight, grad = experts((128, 0), n=8, k=5, dtype=torch.float32)
     rows, columns = (quantize(t, element=Element.E4M3, scaling=Scaling.ROW) for t in (x, x.T))
-    stack, _ = cast_both(weight, element=Element.E4M3, scaling=Scaling.ROW)
+    stack, _ = cast_both(weight, CastForm(element=Element.E4M3, scaling=Scaling.ROW))
     of_grad = quantize(grad.T, element=Element.E4M3, scaling=Scaling.ROW)
     end = (torch.tensor([128, 0]), torch.float32)
     for op, a, b in ((fp8_grouped_rows, rows, stack), (fp8_grouped_weights, of_grad, columns)):
@@ -151,7 +151,7 @@ def test_rules_of_the_reference_of_a_graph():
     x, weight, _ = experts((128, 0), n=8, k=5, dtype=torch.float32)
     for element in (Element.E4M3, Element.E2M1):
         how = {"element": element, "scaling": Scaling.ROW}
-        rows, (stack, _) = quantize(x, **how), cast_both(weight, **how)
+        rows, (stack, _) = quantize(x, **how), cast_both(weight, CastForm(**how))
         counts_E = torch.tensor([128, 0])
         operands = [(q.values, q.scales, q.element, q.scaling, q.shape[1]) for q in (rows, stack)]
         given_values = (*operands[0], *operands[1], counts_E, torch.float32)

@@ -72,7 +72,9 @@ def test_kernels_equal_the_reference(name):
 def test_a_weight_is_cast_once_a_step_and_the_cache_has_the_stated_size(name, monkeypatch):
     casts = []
     cast = layers.cast_both
-    monkeypatch.setattr(layers, "cast_both", lambda x, **options: casts.append(x.shape) or cast(x, **options))
+    monkeypatch.setattr(
+        layers, "cast_both", lambda x, *how, **options: casts.append(x.shape) or cast(x, *how, **options)
+    )
     x, weight, grad = operands()
     state = Fp8State(RECIPES[name], caches_weight=True)
     weight.requires_grad_()
