@@ -1,19 +1,10 @@
 """Training states on disk: complete or absent, verified before they are read, and independent of the plan.
 
-    FOLDER/step-00000100/            renamed into place when everything is on the disk
-        __0_0.distcp, .metadata      PyTorch's distributed checkpoint: every tensor by name, in shards
-        manifest.json                step, plan, place in the data, and size and SHA-256 of every file
-    FOLDER/.partial-step-00000120/   being written, or left by a killed process: never read, removed by the next save
-    FOLDER/.removed-step-00000080/   being removed
-
-content   the model in a checkpoint
-files     checkpoints in a folder, their manifests, `verify`
-peers     the processes that save together
-writing   `save`
-reading   `load`
-metadata  the index of tensors, read without running code in it
-saver     asynchronous saving
-stalls    time that steps waited for it
+FOLDER/step-00000100/            renamed into place when everything is on the disk
+    __0_0.distcp, .metadata      PyTorch's distributed checkpoint: every tensor by name, in shards
+    manifest.json                step, plan, place in the data, and size and SHA-256 of every file
+FOLDER/.partial-step-00000120/   being written, or left by a killed process: never read, removed by the next save
+FOLDER/.removed-step-00000080/   being removed
 """
 
 from importlib import import_module

@@ -1,15 +1,4 @@
-"""Weights from and to Hugging Face safetensors, one tensor at a time.
-
-names     names of our tensors in each family's files
-config    the config.json of a model
-safetensors_format   read slices, write without a copy
-fusing    tensors of files that hold several of our tensors
-reading   files into a model, whole or sharded
-writing   a model into files
-folder    folders that appear whole or not at all
-origin    the folder that a run file means
-adapters  LoRA adapters in PEFT's format
-"""
+"""Weights from and to Hugging Face safetensors, one tensor at a time."""
 
 from __future__ import annotations
 
