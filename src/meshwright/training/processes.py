@@ -130,7 +130,7 @@ def _run_launched(start: _Start, *, restart_payload: Any) -> None:
         )
     try:
         with process_group(rank=rank, num_ranks=num_ranks, device_type=start.device_type, timeout=start.timeout):
-            is_any_restart = restart_payload is not None and _is_true_on_any(is_restart())
+            is_any_restart = restart_payload is not None and reduced(is_restart())[0] > 0
             start.target(rank, num_ranks, restart_payload if is_any_restart else start.payload)
     except RuntimeError as error:
         if not isinstance(error, dist.DistError) and GLOO not in str(error):
@@ -147,11 +147,17 @@ def _keeps_store() -> bool:
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
-def _is_true_on_any(value: bool) -> bool:
-    """Return True if `value` is true on any process of the group."""
-    votes = torch.tensor([int(value)])
-    dist.all_reduce(votes)
-    return votes.item() > 0
+def is_several() -> bool:
+    """Return True if the run has several processes."""
+    return dist.is_initialized() and dist.get_world_size() > 1
+
+
+def reduced(*values: float, op: Any = dist.ReduceOp.MAX) -> list[float]:
+    """`values` over all processes of the run: the largest ones, or as `op` reduces. Collective."""
+    found = torch.tensor(values, dtype=torch.float64)
+    if is_several():
+        dist.all_reduce(found, op=op)
+    return found.tolist()
 
 
 def _run_here(start: _Start) -> None:

@@ -33,7 +33,7 @@ from meshwright.engines.base import predicted as predicted_of
 from meshwright.engines.native.assembly import assemble
 from meshwright.engines.native.fp8 import is_emulated
 from meshwright.engines.native.layer_timing import LEAST_SD
-from meshwright.engines.native.machine_measurement import MachineMeasurement, is_several, measure_machine
+from meshwright.engines.native.machine_measurement import MachineMeasurement, measure_machine
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.errors import MeshwrightError
 from meshwright.fitting.kernel_times import calibration_here
@@ -48,6 +48,7 @@ from meshwright.training import device as devices
 from meshwright.training.cpu_libraries import WAIT_POLICY
 from meshwright.training.host_load import HostLoad
 from meshwright.training.metrics import Yardstick, yardstick
+from meshwright.training.processes import is_several, reduced
 from meshwright.units import format_seconds
 
 RATES = ("tokens_per_s_per_device", "mfu")
@@ -332,18 +333,10 @@ def _seconds(check: Check, device: torch.device) -> float:
         parts.stepper.forward_backward(batch, scale=1.0 / tokens_BT.numel())
         parts.optimizer.step(learning_rate=0.0)
         devices.synchronize(device)
-        return _largest(time.perf_counter() - start_s)
+        return reduced(time.perf_counter() - start_s)[0]
 
     step_s(), step_s()
     seconds: list[float] = []
     while len(seconds) < FEWEST_CHECKS or sum(seconds) < CHECK_BUDGET_S:
         seconds.append(step_s())
     return median(seconds)
-
-
-def _largest(seconds: float) -> float:
-    if not is_several():
-        return seconds
-    value = torch.tensor(seconds, dtype=torch.float64)
-    dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return value.item()

@@ -31,6 +31,7 @@ from meshwright.specs.run import Run
 from meshwright.training.device import synchronize
 from meshwright.training.models import Transformer
 from meshwright.training.models.transformer import Block
+from meshwright.training.processes import reduced
 
 DEPTHS = (1, 2)
 REPETITIONS = 5
@@ -162,9 +163,7 @@ def measure_collective(device: torch.device, *, deadline_s: float) -> Collective
 def max_over_ranks(times: Times) -> Times:
     """The largest time of each kind, and the largest spread, over all processes: a step waits for the last."""
     names = [name for name, value in vars(times).items() if isinstance(value, float)]
-    values = torch.tensor([getattr(times, name) for name in names], dtype=torch.float64)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    return replace(times, **dict(zip(names, values.tolist(), strict=True)))
+    return replace(times, **dict(zip(names, reduced(*(getattr(times, name) for name in names)), strict=True)))
 
 
 def shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
@@ -276,7 +275,4 @@ def timed(tasks: dict[str, TimedTask], device: torch.device, *, deadline_s: floa
 
 def _is_late(deadline_s: float) -> bool:
     """True if the deadline of any process has passed, so that all stop at the same place."""
-    is_late = torch.tensor(float(time.perf_counter() > deadline_s))
-    if dist.is_initialized():
-        dist.all_reduce(is_late)
-    return is_late.item() > 0
+    return reduced(time.perf_counter() > deadline_s)[0] > 0

@@ -38,6 +38,7 @@ from meshwright.specs.run import Run
 from meshwright.training import device as devices
 from meshwright.training.device import Rates
 from meshwright.training.host_load import HostLoad, load_between, sample_load
+from meshwright.training.processes import is_several, reduced
 from meshwright.version import __version__
 
 BUDGET_S, LONG_BUDGET_S = 2.0, 6.0
@@ -76,7 +77,8 @@ def measure_machine(
     key = key_of(run, plan=plan, device=device)
     path = kept_at(FOLDER, key)
     kept = None if measuring is Measuring.AGAIN else _read(path)
-    is_kept = _all_have(kept is not None and (kept.collective is not None or not needs_collective))
+    is_absent = kept is None or (kept.collective is None and needs_collective)
+    is_kept = not reduced(is_absent)[0]
     if measuring is Measuring.NEVER and not is_kept:
         return MachineMeasurement(notes=("this machine was not measured (--no-measure)",))
     busy_now = measuring is not Measuring.NEVER and _is_busy(_load_during(lambda: time.sleep(WATCH_S))[1])
@@ -113,7 +115,7 @@ def _load_during(action: Callable[[], T]) -> tuple[T, HostLoad | None]:
     before = sample_load()
     result = action()
     after = sample_load()
-    own_s = _sum_over_ranks(after.own_s - before.own_s if before and after else 0.0)
+    (own_s,) = reduced(after.own_s - before.own_s if before and after else 0.0, op=dist.ReduceOp.SUM)
     return result, _heaviest(load_between(before, after, own_s=own_s))
 
 
@@ -253,38 +255,15 @@ def _slowest(found: MachineMeasurement) -> MachineMeasurement:
 
 def _slowest_rates(rates: Rates) -> Rates:
     names = list(rates.matmul_flops_per_s)
-    values = torch.tensor([*rates.matmul_flops_per_s.values(), rates.copy_bytes_per_s], dtype=torch.float64)
-    if is_several():
-        dist.all_reduce(values, op=dist.ReduceOp.MIN)
-    *flops, copy = values.tolist()
+    *flops, copy = reduced(*rates.matmul_flops_per_s.values(), rates.copy_bytes_per_s, op=dist.ReduceOp.MIN)
     return Rates(matmul_flops_per_s=dict(zip(names, flops, strict=True)), copy_bytes_per_s=copy)
-
-
-def _all_have(has: bool) -> bool:
-    return _sum_over_ranks(float(not has)) == 0
-
-
-def _sum_over_ranks(value: float) -> float:
-    total = torch.tensor(value, dtype=torch.float64)
-    if is_several():
-        dist.all_reduce(total)
-    return total.item()
 
 
 def _heaviest(load: HostLoad | None) -> HostLoad | None:
     """The heaviest load that a process found, so that all of them predict the same; None if none knows its own."""
-    if not is_several():
-        return load
     ratios = (0.0, 0.0, 0) if load is None else (load.others_ratio, load.stolen_ratio, load.num_cpus)
-    values = torch.tensor(ratios, dtype=torch.float64)
-    dist.all_reduce(values, op=dist.ReduceOp.MAX)
-    others, stolen, num_cpus = values.tolist()
+    others, stolen, num_cpus = reduced(*ratios)
     return HostLoad(others_ratio=others, stolen_ratio=stolen, num_cpus=int(num_cpus)) if num_cpus else None
-
-
-def is_several() -> bool:
-    """Return True if the run has several processes."""
-    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def is_main() -> bool:

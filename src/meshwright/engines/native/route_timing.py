@@ -39,6 +39,7 @@ from meshwright.records.files import now
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 from meshwright.training import device as devices
+from meshwright.training.processes import is_several, reduced
 
 BUDGET_S, THOROUGH_S = 10.0, 60.0
 FOLDER = "kernel-routes"
@@ -104,7 +105,7 @@ def _read(path: Path) -> MeasuredRoutes | None:
             found = [MeasuredRoutes(routes=routes, notes=tuple(map(str, kept["notes"])))]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # measuring again mends it
-    if machine_measurement.is_several():
+    if is_several():
         dist.broadcast_object_list(found)
     return found[0]
 
@@ -134,9 +135,9 @@ def _measure(
             left.append(f"{op}: no time was left")
             continue
         routes[op] = default
-        medians = {name: _of_slowest(statistics.median(samples.seconds[name])) for name in able}
+        medians = dict(zip(able, reduced(*(statistics.median(samples.seconds[name]) for name in able)), strict=True))
         best = min(medians, key=lambda name: medians[name])
-        if medians[best] < _of_slowest(min(samples.seconds[default])):
+        if medians[best] < reduced(min(samples.seconds[default]))[0]:
             routes[op] = best
         ratios = ", ".join(f"{name} {medians[name] / medians[default]:.2f}" for name in able if name != default)
         said.append(f"{op} {routes[op]} (times over {default}'s: {ratios})")
@@ -196,7 +197,7 @@ class _Layer:
             names = "loss and gradient norm {:.6g} and {:.6g}"
             text = "" if is_alike else f"{names.format(*found)} where the default has {names.format(*exact)}"
         texts = [text]
-        if machine_measurement.is_several():
+        if is_several():
             texts = [""] * dist.get_world_size()
             dist.all_gather_object(texts, text)
         return next(filter(None, texts), None)
@@ -218,10 +219,3 @@ def _expected(op: str, calls: Sequence[KernelCall]) -> list[str]:
         and not (name == TRITON and is_interpreted())
         and all(routes[name].serves(call) is None for call in calls)
     ]
-
-
-def _of_slowest(seconds: float) -> float:
-    value = torch.tensor(seconds, dtype=torch.float64)
-    if machine_measurement.is_several():
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
-    return value.item()
