@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import ref
 
 import torch
@@ -31,9 +31,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from meshwright.training.distributed_tensors import is_distributed, own_part
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor
 
 
 class _Call:
@@ -141,7 +138,7 @@ class _Reference:
     size: torch.Size
     stride: tuple[int, ...]
     offset: int
-    wrapped: DTensor | None  # a distributed tensor around it, on the meta device
+    spec: Any  # of a distributed tensor around it; None: there is none
 
 
 _recomputable: dict[int, tuple[Any, _Call, int]] = {}
@@ -189,7 +186,7 @@ def _pack(saved: Tensor) -> Tensor | _Reference:
         size=local.size(),
         stride=local.stride(),
         offset=int(local.storage_offset()),
-        wrapped=_shell(saved) if is_distributed(saved) else None,
+        spec=saved._spec if is_distributed(saved) else None,
     )
 
 
@@ -198,23 +195,11 @@ def _unpack(saved: Tensor | _Reference) -> Tensor:
         return saved
     output = saved.call.output(saved.index).detach()
     local = output.as_strided(saved.size, saved.stride, saved.offset)
-    if saved.wrapped is None:
+    if saved.spec is None:
         return local
     from torch.distributed.tensor import DTensor
 
-    shell = saved.wrapped
-    return DTensor.from_local(
-        local, shell.device_mesh, shell.placements, run_check=False, shape=shell.shape, stride=shell.stride()
-    )
-
-
-def _shell(kept: DTensor) -> DTensor:
-    from torch.distributed.tensor import DTensor
-
-    local = torch.empty_strided(kept.to_local().size(), kept.to_local().stride(), device="meta")
-    return DTensor.from_local(
-        local, kept.device_mesh, kept.placements, run_check=False, shape=kept.shape, stride=kept.stride()
-    )
+    return DTensor(local, saved.spec, requires_grad=False)
 
 
 def _address(tensor: Tensor) -> int:

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from meshwright.engines.native.assembly import Assembly, assemble
+from meshwright.engines.native.assembly import assemble
 from meshwright.engines.native.batch_loader import BatchLoader
 from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordinates
 from meshwright.engines.native.reference import score_references
@@ -338,13 +338,11 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan, referen
     """The same on every process."""
     start_s = time.perf_counter()
     cpu = torch.device("cpu")
-    coordinates = mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks)
-    mine = _Rehearsed(run, coordinates)
-    losses = [mine.step(i) for i in range(NUM_STEPS)]
+    mine = _take_steps(run, mesh_coordinates(plan=plan, device=cpu, rank=rank, num_ranks=num_ranks))
     reference = references.find(run, micro_batch=plan.micro_batch, rank=rank, num_ranks=num_ranks)
     found = (
         _errors(mine.first_gradients, reference.first_gradients),
-        _errors(mine.weights(), reference.weights),
+        _errors(mine.weights, reference.weights),
         device.peak_memory_bytes(cpu),
     )
     everywhere = [found]
@@ -354,7 +352,7 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan, referen
     return RehearsalResult(
         plan=plan.describe(),
         num_processes=num_ranks,
-        losses=losses,
+        losses=mine.losses,
         reference_losses=reference.losses,
         gradient_errors=_worst([errors for errors, _, _ in everywhere], names=reference.first_gradients),
         weight_errors=_worst([errors for _, errors, _ in everywhere], names=reference.weights),
@@ -363,84 +361,59 @@ def _comparison_of_rank(rank: int, num_ranks: int, run: Run, plan: Plan, referen
     )
 
 
-class _Rehearsed:
-    """The part of a model at some mesh coordinates, with its data."""
-
-    def __init__(self, run: Run, coordinates: MeshCoordinates) -> None:
-        self.run, self.coordinates = run, coordinates
-        self.parts: Assembly = assemble(run, coordinates=coordinates)
-        self.loader = BatchLoader(run, coordinates=coordinates, corpus=open_data(run))
-        score_references(self.loader, self.parts.stepper, num_steps=NUM_STEPS)
-        self.first_gradients: dict[str, Tensor] = {}
-
-    def step(self, index: int) -> float:
-        """One optimizer step; the mean loss of the global batch."""
-        batch = self.loader.batch(index)
-        is_single_process = self.coordinates.num_ranks == 1
-        self.parts.before_step(index)
-        self.parts.scale_router_losses(batch.counts.router_loss_scale)
-        loss = self.parts.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale)
-        loss = loss / self.coordinates.plan.tensor
-        if not is_single_process:
-            dist.all_reduce(loss)
-        if index == 0:
-            gradients = {}
-            for master in self.parts.optimizer.masters:
-                gradient = master.gradient
-                if gradient is not None:
-                    gradients[master.name] = _whole(gradient).clone()
-            self.first_gradients = gradients
-        self.parts.optimizer.step(learning_rate=learning_rate(self.run.optimizer, step=index, num_steps=NUM_STEPS))
-        self.parts.after_step(self.parts.collect_expert_load())
-        return loss.item()
-
-    def weights(self) -> dict[str, Tensor]:
-        """Whole weights of this process's stages, by name; all processes of a mesh take part."""
-        state = self.parts.state()
-        return {
-            name.removeprefix("weights."): _whole(tensor)
-            for name, tensor in state.items()
-            if name.startswith("weights.")
-        }
-
-
 @dataclass(frozen=True, kw_only=True)
-class _Reference:
-    """Steps of one process on the whole batch."""
+class _Steps:
+    """Losses of global batches; of the stages of a process first gradients and last weights, whole and by name."""
 
     losses: list[float]
     first_gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
 
 
+def _take_steps(run: Run, coordinates: MeshCoordinates) -> _Steps:
+    """Take the optimizer steps of the part of a model at `coordinates`. Collective."""
+    parts = assemble(run, coordinates=coordinates)
+    loader = BatchLoader(run, coordinates=coordinates, corpus=open_data(run))
+    score_references(loader, parts.stepper, num_steps=NUM_STEPS)
+    losses, gradients = [], {}
+    for index in range(NUM_STEPS):
+        batch = loader.batch(index)
+        parts.before_step(index)
+        parts.scale_router_losses(batch.counts.router_loss_scale)
+        loss = parts.stepper.forward_backward(batch.tensors, scale=batch.counts.loss_scale) / coordinates.plan.tensor
+        if coordinates.num_ranks > 1:
+            dist.all_reduce(loss)
+        if index == 0:
+            found = ((master.name, master.gradient) for master in parts.optimizer.masters)
+            gradients = {name: _whole(gradient).clone() for name, gradient in found if gradient is not None}
+        parts.optimizer.step(learning_rate=learning_rate(run.optimizer, step=index, num_steps=NUM_STEPS))
+        parts.after_step(parts.collect_expert_load())
+        losses.append(loss.item())
+    state = parts.state()
+    weights = {name.removeprefix("weights."): _whole(t) for name, t in state.items() if name.startswith("weights.")}
+    return _Steps(losses=losses, first_gradients=gradients, weights=weights)
+
+
 class _References:
-    """References of the runs seen so far: several plans of one run are compared with the same steps."""
+    """Steps of one process on the whole batch. Several plans of one run are compared with the same ones."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[Run, int, _Reference]] = []
+        self._known: list[tuple[Run, int, _Steps]] = []
 
-    def find(self, run: Run, *, micro_batch: int, rank: int, num_ranks: int) -> _Reference:
+    def find(self, run: Run, *, micro_batch: int, rank: int, num_ranks: int) -> _Steps:
         """The reference of `run` in these micro-batches. All ranks call it; the first computes, the others receive."""
         for known_run, known_micro_batch, reference in self._known:
             if (known_run, known_micro_batch) == (run, micro_batch):
                 return reference
-        shared = [_reference(run, micro_batch=micro_batch) if rank == 0 else None]
+        single = MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=torch.device("cpu"))
+        eager = replace(run, train=replace(run.train, compile=False))
+        shared = [_take_steps(eager, single) if rank == 0 else None]
         if num_ranks > 1:
             dist.broadcast_object_list(shared)
         (reference,) = shared
         assert reference is not None
         self._known.append((run, micro_batch, reference))
         return reference
-
-
-def _reference(run: Run, *, micro_batch: int) -> _Reference:
-    single = MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=torch.device("cpu"))
-    rehearsed = _Rehearsed(replace(run, train=replace(run.train, compile=False)), single)
-    return _Reference(
-        losses=[rehearsed.step(i) for i in range(NUM_STEPS)],
-        first_gradients=rehearsed.first_gradients,
-        weights=rehearsed.weights(),
-    )
 
 
 def _whole(tensor: Tensor) -> Tensor:
