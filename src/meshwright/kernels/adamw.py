@@ -29,7 +29,8 @@ BLOCK = 256
 """Values that share a scale in 8 bits (`specs.precision.STATE_BLOCK`)."""
 
 SMALLEST = 2.0**-38
-"""The least scale of a block."""
+"""The least scale of a block. Below it the square of the table's smallest value would not be a normal fp32 number,
+and a state would not survive a checkpoint unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -185,10 +185,11 @@ def using(choices: GemmChoices | None, device: torch.device) -> Iterator[None]:
         if choices is not None and device.type == "cpu":
             stack.enter_context(using_routes(_by_layer(choices.routes)))
             if choices.threads is not None:
-                stack.enter_context(_threads(choices.threads))
+                stack.enter_context(_changed(torch.get_num_threads, torch.set_num_threads, choices.threads))
         elif choices is not None:
             if choices.library is not None:
-                stack.enter_context(_library(choices.library))
+                library = torch.backends.cuda.preferred_blas_library
+                stack.enter_context(_changed(library, library, choices.library))
             if choices.tunable_op:
                 stack.enter_context(_tunable_op(choices.tunable_op))
         yield
@@ -202,23 +203,13 @@ def _by_layer(routes: Mapping[Gemm, GemmRoute]) -> dict[LinearShape, dict[GemmKi
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
+def _changed(read: Callable[[], Any], write: Callable[[Any], object], value: object) -> Iterator[None]:
+    before = read()
+    write(value)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-
-
-@contextmanager
-def _library(name: str) -> Iterator[None]:
-    before = torch.backends.cuda.preferred_blas_library()
-    torch.backends.cuda.preferred_blas_library(name)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.preferred_blas_library(before)
+        write(before)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from meshwright.kernels.adamw import AdamStates, AdamWStep, ByteTables, adamw, fused_adamw
+from meshwright.kernels.adamw import SMALLEST, AdamStates, AdamWStep, ByteTables, adamw, fused_adamw
 from meshwright.kernels.dispatch import choose
 from meshwright.specs.precision import STATE_BLOCK
 from meshwright.specs.run import Optimizer as Settings
@@ -48,10 +48,6 @@ from meshwright.training.optimizer_updates import adamw_step
 
 CHUNK = {"cpu": 2**18, "cuda": 2**24}
 """Values of a chunk: few enough for a CPU's cache, enough to fill a GPU."""
-
-SMALLEST = 2.0**-38
-"""The least scale of a block. Below it the square of the table's smallest value would not be a normal fp32 number,
-and a state would not survive a checkpoint unchanged."""
 
 
 @dataclass
@@ -207,7 +203,7 @@ class FlatTensor:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Piece:
-    """The part of a tensor in one chunk: its weights on the device, and places of the tensor and of the flat space."""
+    """The part of a tensor in one chunk: places of the tensor and of the flat space, and the weights there."""
 
     tensor: FlatTensor
     its: slice
@@ -330,8 +326,8 @@ class ChunkedAdamW:
             size = max(self.size, 1) if self._in_one_pass() else CHUNK[self.device.type]
             for start in range(0, self.size, size):
                 stop = min(self.size, start + size)
-                weights = [p.weights[its] for p, its, _ in self._within(start, stop)]
-                yield self._chunk(start, stop, weights, (self.first, self.second), offset=0)
+                pieces = list(self._within(start, stop))
+                yield StateChunk(start=start, stop=stop, pieces=pieces, first=self.first, second=self.second)
             return
         starts = range(0, self.size, CHUNK[self.device.type])
         coming = self._fetch(starts[0])
@@ -353,14 +349,13 @@ class ChunkedAdamW:
         assert self.copies is not None
         stop = min(self.size, start + CHUNK[self.device.type])
         arrays, event = self.copies.fetch(self._on_host(start, stop))
-        states = []
-        for template in self.templates:
-            count = len(template.arrays(0, 0))
-            states.append(template.of(arrays[:count]))
-            arrays = arrays[count:]
         fetched = iter(arrays)
-        weights = [p.weights[its] if p.master is None else next(fetched) for p, its, _ in self._within(start, stop)]
-        return self._chunk(start, stop, weights, tuple(states), offset=start), event
+        first, second = (kept.of([next(fetched) for _ in kept.arrays(0, 0)]) for kept in self.templates)
+        pieces = [
+            piece if piece.tensor.master is None else replace(piece, weights=next(fetched))
+            for piece in self._within(start, stop)
+        ]
+        return StateChunk(start=start, stop=stop, pieces=pieces, first=first, second=second, offset=start), event
 
     def _store(self, chunk: StateChunk) -> torch.Event | None:
         """Begin to copy an updated chunk to the host."""
@@ -373,23 +368,15 @@ class ChunkedAdamW:
     def _on_host(self, start: int, stop: int) -> list[Tensor]:
         """All that lies in host memory of a chunk, live."""
         states = [array for state in (self.first, self.second) for array in state.arrays(start, stop)]
-        return states + [p.weights[its] for p, its, _ in self._within(start, stop) if p.master is not None]
+        return states + [piece.weights for piece in self._within(start, stop) if piece.tensor.master is not None]
 
-    def _chunk(
-        self, start: int, stop: int, weights: Sequence[Tensor], states: Sequence[StoredState], *, offset: int
-    ) -> StateChunk:
-        pieces = [
-            Piece(tensor=p, its=its, start=low, weights=here)
-            for (p, its, low), here in zip(self._within(start, stop), weights, strict=True)
-        ]
-        return StateChunk(start=start, stop=stop, pieces=pieces, first=states[0], second=states[1], offset=offset)
-
-    def _within(self, start: int, stop: int) -> Iterator[tuple[FlatTensor, slice, int]]:
-        """Tensors that overlap a chunk: the slice of their values, and where it begins in the flat space."""
+    def _within(self, start: int, stop: int) -> Iterator[Piece]:
+        """Parts of tensors in a chunk, with their weights where these lie."""
         for p in self.placed:
             low, high = max(start, p.start), min(stop, p.stop)
             if low < high:
-                yield p, slice(low - p.start, high - p.start), low
+                its = slice(low - p.start, high - p.start)
+                yield Piece(tensor=p, its=its, start=low, weights=p.weights[its])
 
     def stored(self) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
         """Every tensor with both its states, in its shape, as a checkpoint stores them."""

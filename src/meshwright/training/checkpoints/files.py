@@ -24,7 +24,6 @@ BEST, ONLY_BEST = "best_step", "is_only_best"
 other reason than to be the best."""
 StepChoice = int | Literal["best"] | None
 """Steps of a checkpoint, the best one, or None: the newest."""
-READ_BYTES = 2**22
 
 Digests = dict[str, dict[str, Any]]
 """Size and SHA-256 by file."""
@@ -40,10 +39,7 @@ class SavedCheckpoint:
 
 def checkpoints(folder: Path) -> list[SavedCheckpoint]:
     """All whole checkpoints below `folder`, oldest first."""
-    if not folder.is_dir():
-        return []
-    found = [(NAME.fullmatch(path.name), path) for path in folder.iterdir() if (path / MANIFEST).is_file()]
-    return sorted((SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step)
+    return [saved for saved in _named(folder) if (saved.path / MANIFEST).is_file()]
 
 
 def without_manifest(folder: Path) -> list[SavedCheckpoint]:
@@ -51,11 +47,14 @@ def without_manifest(folder: Path) -> list[SavedCheckpoint]:
 
     No save leaves one: its manifest was removed, or it was copied in part.
     """
-    if not folder.is_dir():
-        return []
-    found = [(NAME.fullmatch(path.name), path) for path in folder.iterdir() if path.is_dir()]
-    kept = (SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m and not (p / MANIFEST).is_file())
-    return sorted(kept, key=lambda saved: saved.step)
+    return [saved for saved in _named(folder) if not (saved.path / MANIFEST).is_file()]
+
+
+def _named(folder: Path) -> list[SavedCheckpoint]:
+    """Folders below `folder` that are named like checkpoints, oldest first."""
+    inside = folder.iterdir() if folder.is_dir() else ()
+    found = ((NAME.fullmatch(path.name), path) for path in inside if path.is_dir())
+    return sorted((SavedCheckpoint(path=p, step=int(m[1])) for m, p in found if m), key=lambda saved: saved.step)
 
 
 def newest(folder: Path) -> SavedCheckpoint:
@@ -64,7 +63,7 @@ def newest(folder: Path) -> SavedCheckpoint:
     Raises InputError when there is none, or when its files do not match its manifest; the message then names
     the newest good checkpoint.
     """
-    found = sorted([*checkpoints(folder), *without_manifest(folder)], key=lambda saved: saved.step)
+    found = _named(folder)
     if not found:
         raise InputError(
             "there is no checkpoint to resume from", got=str(folder),
@@ -150,11 +149,8 @@ def digests(folder: Path, names: Iterable[str]) -> Digests:
 
 
 def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
     with file.open("rb") as stream:
-        while block := stream.read(READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def clear(folder: Path) -> None:
@@ -192,8 +188,7 @@ def prune(folder: Path, *, keep: int | None) -> None:
 
     A checkpoint that was written only because it was the best is removed once its successor is written.
     """
-    found = checkpoints(folder)
-    best = read_manifest(found[-1].path).get(BEST) if found else None
+    found, best = checkpoints(folder), best_step(folder)
     outdone = [s for s in found[:-1] if s.step != best and read_manifest(s.path).get(ONLY_BEST)]
     left = [saved for saved in found if saved not in outdone]
     old = [] if keep is None else [saved for saved in left[:-keep] if saved.step != best]
