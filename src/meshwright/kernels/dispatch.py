@@ -110,38 +110,30 @@ def note_facts(op: str, **facts: int) -> None:
 
 def choose(op: str, *tensors: Tensor, flags: frozenset[str] = frozenset()) -> str:
     """Name the route of operation `op` for `tensors`, the first of which has the device. `flags`: see `KernelCall`."""
-    first = tensors[0]
+    device = tensors[0].device
     if torch.compiler.is_compiling():
         # Sizes may be symbols, and a graph serves many: routes are asked without them.
-        return _while_tracing(op, first.device.type, tuple([str(t.dtype) for t in tensors]), flags)
+        return _while_tracing(op, device.type, tuple([str(t.dtype) for t in tensors]), flags)
     if any(type(t) not in (Tensor, nn.Parameter) for t in tensors):
         flags |= {"subclass"}
-    if torch.are_deterministic_algorithms_enabled():
-        flags |= {"deterministic"}
     if forward_ad._current_level >= 0:
         flags |= {"forward_mode"}
-    call = KernelCall(
-        op=op,
-        shapes=tuple(tuple(t.shape) for t in tensors),
-        dtypes=tuple(_name(t.dtype) for t in tensors),
-        device=first.device.type,
-        architecture=architecture_of(first.device),
-        flags=flags,
-    )
-    return _active.choice(call).route
+    shapes = tuple(tuple(t.shape) for t in tensors)
+    return _route(op, device, shapes, tuple(_name(t.dtype) for t in tensors), flags)
 
 
 def _while_tracing(op: str, device: str, dtypes: tuple[str, ...], flags: frozenset[str]) -> str:
     """The name of the route that a traced graph calls."""
+    return _route(op, torch.device(device), (), tuple(name.removeprefix("torch.") for name in dtypes), flags)
+
+
+def _route(
+    op: str, device: torch.device, shapes: tuple[tuple[int, ...], ...], dtypes: tuple[str, ...], flags: frozenset[str]
+) -> str:
     if torch.are_deterministic_algorithms_enabled():
         flags |= {"deterministic"}
     call = KernelCall(
-        op=op,
-        shapes=(),
-        dtypes=tuple(name.removeprefix("torch.") for name in dtypes),
-        device=device,
-        architecture=architecture_of(torch.device(device)),
-        flags=flags,
+        op=op, shapes=shapes, dtypes=dtypes, device=device.type, architecture=architecture_of(device), flags=flags
     )
     return _active.choice(call).route
 
