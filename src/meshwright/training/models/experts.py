@@ -12,7 +12,6 @@ Sources: Mixtral (Jiang et al. 2024, section 2.1), DeepSeek-V3 (2024, section 2.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, distributed, nn
@@ -21,7 +20,7 @@ from torch.nn import functional
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.experts.grouped_gemm import grouped_gemm, joined, parts_of
 from meshwright.kernels.experts.permutation import permute, unpermute
-from meshwright.kernels.experts.router import RouterForm, route_tokens
+from meshwright.kernels.experts.router import RoutedTokens, RouterForm, route_tokens
 from meshwright.kernels.fp8.aligned_rows import AlignedRows, align
 from meshwright.kernels.fp8.feed_forward import MATRICES, Fp8Block, fp8_feed_forward
 from meshwright.kernels.fp8.grouped_gemm import ALIGNMENT
@@ -47,15 +46,6 @@ def router_form(spec: ExpertsSpec) -> RouterForm:
     )
 
 
-class Routing(NamedTuple):
-    """The experts of every token, and their weights."""
-
-    weights_NC: Tensor  # fp32
-    experts_NC: Tensor  # integers below E
-    scores_NE: Tensor  # fp32, for the balance loss
-    logsumexp_N: Tensor  # fp32, of the logits, for the z-loss
-
-
 class TopKRouter(nn.Module):
     """Router whose scores are always fp32: a flipped choice costs more than a slow GEMM this small.
 
@@ -78,12 +68,11 @@ class TopKRouter(nn.Module):
         self.register_buffer("bias_E", bias_E)
         self.register_buffer("load_E", torch.zeros(spec.num_experts, dtype=torch.long), persistent=False)
 
-    def forward(self, x_ND: Tensor) -> Routing:
+    def forward(self, x_ND: Tensor) -> RoutedTokens:
         """The chosen experts of every token."""
         bias = None if self.bias is None else self.plain(self.bias).float()
         logits_NE = functional.linear(x_ND.float(), self.plain(self.weight).float(), bias)
-        found = route_tokens(logits_NE, self.bias_E, form=self.form)
-        return Routing(found.weights_NC, found.experts_NC, found.scores_NE, found.logsumexp_N)
+        return route_tokens(logits_NE, self.bias_E, form=self.form)
 
     def plain(self, parameter: Tensor) -> Tensor:
         """A parameter as a plain tensor. Tensor parallelism puts its own in this place."""
@@ -223,7 +212,7 @@ class MixtureOfExperts(nn.Module):
         return out_BTD if self.shared is None else out_BTD + self.shared(x_BTD)
 
     def _losses(
-        self, routing: Routing, load_BE: Tensor, is_token_BT: Tensor | None, *, shape: tuple[int, ...]
+        self, routing: RoutedTokens, load_BE: Tensor, is_token_BT: Tensor | None, *, shape: tuple[int, ...]
     ) -> Tensor:
         """The auxiliary losses times their coefficients, a sum over tokens."""
         loss = routing.scores_NE.new_zeros(())

@@ -96,7 +96,7 @@ def _fill(parameter: Tensor, name: str, draw: Callable[..., Tensor], *, seed: in
     local = own_part(parameter)
     whole = torch.empty(parameter.shape, dtype=torch.float32, device=local.device)
     draw(whole, generator=_generator(seed, name, local.device))
-    _keep(whole, parameter)
+    fill_whole(parameter, whole)
 
 
 def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: int) -> None:
@@ -107,22 +107,23 @@ def _fill_stack(stack: Tensor, name: str, draw: Callable[..., Tensor], *, seed: 
         whole = torch.empty(stack.shape, dtype=torch.float32, device=local.device)
         for index, expert in enumerate(whole):
             draw(expert, generator=_generator(seed, f"{name}.{index}", local.device))
-        return _keep(whole, stack)
+        return fill_whole(stack, whole)
     expert = torch.empty(stack.shape[1:], dtype=torch.float32, device=local.device)
     for index, target in enumerate(local, start=where[0].start):
         draw(expert, generator=_generator(seed, f"{name}.{index}", local.device))
         target.copy_(expert[where[1:]])
 
 
-def _keep(whole: Tensor, parameter: Tensor) -> None:
-    if not is_distributed(parameter):
-        parameter.copy_(whole)
+def fill_whole(tensor: Tensor, whole: Tensor) -> None:
+    """Copy `whole`, or of a sharded `tensor` this rank's part of it. Every rank has the same whole: nothing is sent."""
+    if not is_distributed(tensor):
+        tensor.copy_(whole)
         return
     from torch.distributed.tensor import distribute_tensor
 
-    # src_data_rank None: every rank has drawn the same whole, nothing is sent
-    mesh, placements = parameter.device_mesh, parameter.placements
-    parameter.to_local().copy_(distribute_tensor(whole, mesh, placements, src_data_rank=None).to_local())
+    whole = whole.to(tensor.device)
+    part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
+    tensor.to_local().copy_(part.to_local())
 
 
 def local_slices(tensor: Tensor) -> tuple[slice, ...] | None:

@@ -20,6 +20,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import QKV, Lora, Model
 from meshwright.training.distributed_tensors import whole_tensor
 from meshwright.training.models import Transformer
+from meshwright.training.models.initialize import fill_whole
 from meshwright.training.models.lora import places_of, saved_modules
 from meshwright.training.weights.adapter_config import (
     CONFIG,
@@ -35,7 +36,7 @@ from meshwright.training.weights.folder import is_writer, new_folder
 from meshwright.training.weights.fused_adapters import QKV_PARTS, AdapterPart, adapter_part, of_parts, require_all_parts
 from meshwright.training.weights.fusing import our_shapes
 from meshwright.training.weights.names import family_of, file_names
-from meshwright.training.weights.reading import fill, fill_whole
+from meshwright.training.weights.reading import fill
 from meshwright.training.weights.safetensors_format import Folder, TensorEntry, write_file
 
 WEIGHTS = "adapter_model.safetensors"

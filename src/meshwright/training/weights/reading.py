@@ -14,7 +14,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.distributed_tensors import is_distributed
 from meshwright.training.models import Transformer, build_model
-from meshwright.training.models.initialize import local_slices
+from meshwright.training.models.initialize import fill_whole, local_slices
 from meshwright.training.models.lora import quantized_weights
 from meshwright.training.weights.fusing import file_part, our_shapes
 from meshwright.training.weights.names import family_of, file_names, without_ignored
@@ -208,15 +208,3 @@ def _fill_stack(tensor: Tensor, files: Folder, names: tuple[str, ...]) -> None:
     elif tensor.to_local().numel():
         for target, name in zip(tensor.to_local(), names[where[0]], strict=True):
             target.copy_(files.read(name, where=where[1:]))
-
-
-def fill_whole(tensor: Tensor, whole: Tensor) -> None:
-    """Copy `whole`, or of a sharded `tensor` this rank's part of it."""
-    if not is_distributed(tensor):
-        tensor.copy_(whole)
-        return
-    from torch.distributed.tensor import distribute_tensor
-
-    whole = whole.to(tensor.device)
-    part = distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)
-    tensor.to_local().copy_(part.to_local())

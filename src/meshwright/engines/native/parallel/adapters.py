@@ -17,9 +17,10 @@ from abc import abstractmethod
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 from torch.distributed.tensor.parallel import ParallelStyle
 
+from meshwright.engines.native.parallel.mesh import sharded
 from meshwright.kernels.linear import linear
 from meshwright.training.models import LoraLinear, QkvAdapter, adapter_matrices
 from meshwright.training.models.lora import frozen_part, resized, row_norms
@@ -33,15 +34,11 @@ class _Adapted(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, LoraLinear)
         for part, side in self.sides(module):
-            whole = part.weight
-            sharded = distribute_tensor(whole.detach(), device_mesh, [side], src_data_rank=None)
-            part.weight = nn.Parameter(sharded, requires_grad=whole.requires_grad)
+            part.weight = sharded(part.weight, device_mesh, side)
         if module.lora_magnitude is not None:
-            magnitude = distribute_tensor(module.lora_magnitude.detach(), device_mesh, [self.bias], src_data_rank=None)
-            module.lora_magnitude = nn.Parameter(magnitude)
+            module.lora_magnitude = sharded(module.lora_magnitude, device_mesh, self.bias)
         if module.bias is not None:
-            sharded = distribute_tensor(module.bias.detach(), device_mesh, [self.bias], src_data_rank=None)
-            module.bias = nn.Parameter(sharded, requires_grad=False)
+            module.bias = sharded(module.bias, device_mesh, self.bias)
         module.forward = lambda input: self.forward(module, input, device_mesh)
         return module
 
@@ -122,9 +119,7 @@ class QkvParallel(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, QkvAdapter)
         for name, matrix in adapter_matrices(module, prefix="qkv"):
-            side = Replicate() if name.endswith(".lora_a") else OUT
-            sharded = distribute_tensor(matrix.weight.detach(), device_mesh, [side], src_data_rank=None)
-            matrix.weight = nn.Parameter(sharded)
+            matrix.weight = sharded(matrix.weight, device_mesh, Replicate() if name.endswith(".lora_a") else OUT)
 
         def forward(input: Tensor) -> tuple[Tensor, ...]:
             if isinstance(input, DTensor):

@@ -12,14 +12,6 @@ expert.
                                                                                            |  experts
     rows sorted by expert  <--all-to-all--  rows of all ranks  <--the same, back---  rows ----+
 
-Tokens are neither dropped nor padded: a first all-to-all sends counts, a second one rows in uneven splits. A layer
-waits for the device once, for the number of rows from and to each rank (2 numbers a rank). Combine is the transpose
-of dispatch, so each is the other's backward pass. With `expert_tensor` a row goes to every rank that holds a part of
-its expert, and the partial sums that return are added.
-
-Every rank of a stage must hold different tokens (with tensor parallelism: sequence parallelism). Gradients of experts
-are then already sums over all tokens of a group, and are only reduced over groups.
-
 Source: GShard (Lepikhin et al. 2020), section 3.2; Megatron-Core (Liu et al. 2025, "MoE parallel folding"), section 3.
 
 M rows of this rank, R rows received, P those and rows of zeros (`fp8.aligned_rows`), D hidden, F expert width,
@@ -38,7 +30,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, state_axes
+from meshwright.engines.native.parallel.mesh import PIPELINE, MeshCoordinates, sharded, state_axes
 from meshwright.kernels.experts.permutation import permute, unsort
 from meshwright.kernels.fp8.aligned_rows import AlignedRows
 from meshwright.specs.plan import Plan, Sharding
@@ -75,9 +67,9 @@ class ExpertMesh:
         """
         from torch.distributed.tensor import Shard
 
-        sharded = [p.dim for p in stack.placements if isinstance(p, Shard)] if is_distributed(stack) else []
+        taken = [p.dim for p in stack.placements if isinstance(p, Shard)] if is_distributed(stack) else []
         shape, num_shards = own_part(stack).shape, self.mesh[SHARD].size()
-        dims = sorted(range(len(shape)), key=sharded.count)
+        dims = sorted(range(len(shape)), key=taken.count)
         return next((Shard(dim) for dim in dims if shape[dim] % num_shards == 0), None)
 
 
@@ -111,15 +103,13 @@ def shard_experts(model: nn.Module, *, experts: ExpertMesh) -> None:
     """Keep this rank's experts of every layer of `model`, in place, and dispatch rows to the ranks of their experts."""
     if experts.group is None:
         return
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard
 
     mesh = experts.mesh[EXPERT, TENSOR] if experts.num_copies > 1 else experts.mesh[EXPERT]
     for module in experts_of(model):
         for name, stack in list(module.named_parameters()):
             width = Shard(WIDTH[name]) if name in WIDTH else Replicate()
-            placements = [Shard(0), width][: mesh.ndim]
-            sharded = distribute_tensor(stack.detach(), mesh, placements, src_data_rank=None)
-            setattr(module, name, nn.Parameter(sharded, requires_grad=stack.requires_grad))
+            setattr(module, name, sharded(stack, mesh, *(Shard(0), width)[: mesh.ndim]))
         module.forward = partial(_forward, module, group=experts.group, num_copies=experts.num_copies)
         module.align = _unaligned
 

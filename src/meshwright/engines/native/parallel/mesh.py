@@ -4,9 +4,6 @@ Axes from the outside in: pipeline, data_replicate, data_shard, context, tensor.
 most, so they are neighbours (on the same node under every launcher).
 
     rank = (((pipeline * R + data_replicate) * S + data_shard) * C + context) * T + tensor
-
-Context ranks hold the same parameters and different tokens, as data ranks do. So states are sharded over data_shard x
-context together, and the mesh has one axis for both; `data_rank` and `context_rank` are the coordinates along it.
 """
 
 from __future__ import annotations
@@ -15,13 +12,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement
 from meshwright.specs.plan import Plan, Sharding
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import Placement
 
 PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
@@ -155,3 +157,11 @@ def mesh_coordinates(*, plan: Plan, device: torch.device, rank: int, num_ranks: 
         context_rank=tokens_rank % plan.context,
         tensor_rank=mesh.get_local_rank(TENSOR),
     )
+
+
+def sharded(parameter: Tensor, mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
+    """Return this rank's part of a parameter of which every rank has the whole, distributed."""
+    from torch.distributed.tensor import distribute_tensor
+
+    part = distribute_tensor(parameter.detach(), mesh, placements, src_data_rank=None)
+    return nn.Parameter(part, requires_grad=parameter.requires_grad)

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_module
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     ParallelStyle,
@@ -39,6 +39,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from meshwright.engines.native.parallel.adapters import LoraColwiseParallel, LoraRowwiseParallel, QkvParallel
+from meshwright.engines.native.parallel.mesh import sharded
 from meshwright.kernels.cross_entropy import capped
 from meshwright.kernels.linear import Linear, linear
 from meshwright.training.models import LoraLinear, Transformer
@@ -233,8 +234,7 @@ class _OnLocalTensors(ParallelStyle):
 
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         for name, parameter in list(module.named_parameters(recurse=False)):
-            whole = distribute_tensor(parameter.detach(), device_mesh, [Replicate()], src_data_rank=None)
-            setattr(module, name, nn.Parameter(whole))
+            setattr(module, name, sharded(parameter, device_mesh, Replicate()))
         placement = Replicate() if self.sees_all else Partial()
 
         def plain(parameter: Tensor) -> Tensor:
@@ -257,8 +257,7 @@ class _SinksOfHeads(ParallelStyle):
     def _apply(self, module: nn.Module, device_mesh: DeviceMesh) -> nn.Module:
         assert isinstance(module, GroupedAttention)
         assert module.sinks is not None
-        sharded = distribute_tensor(module.sinks.detach(), device_mesh, [Shard(0)], src_data_rank=None)
-        module.sinks = nn.Parameter(sharded)
+        module.sinks = sharded(module.sinks, device_mesh, Shard(0))
 
         def own_sinks() -> Tensor:
             assert isinstance(module.sinks, DTensor)
@@ -293,8 +292,7 @@ def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicat
     sum of exponentials. The gradient of the hidden states is partial on each rank, and reduced with the gather's
     backward.
     """
-    weight = distribute_tensor(head.weight.detach(), mesh, [Shard(0)], src_data_rank=None)
-    head.weight = nn.Parameter(weight, requires_grad=head.weight.requires_grad)
+    head.weight = sharded(head.weight, mesh, Shard(0))
 
     def forward(h_BTD: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
         whole = DTensor.from_local(h_BTD, mesh, [residual], run_check=False).redistribute(mesh, [Replicate()])
