@@ -1,11 +1,4 @@
-"""A folder of exported weights, completed so that transformers loads the model and its tokenizer.
-
-config.json               from the starting weights; changed where training changed the model
-generation_config.json    from the starting weights
-tokenizer files           from the starting weights; from the run's tokenizer if it is another one, or the starting
-                          weights are random
-chat_template.jinja       ChatML, where training wrote conversations in it
-"""
+"""A folder of exported weights, completed so that transformers loads the model and its tokenizer."""
 
 from __future__ import annotations
 

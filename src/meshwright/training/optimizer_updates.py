@@ -1,9 +1,5 @@
 """Updates of fp32 tensors by optimizers that treat every value, or every block of values, by itself.
 
-    FusedAdamW   AdamW with states in fp32: PyTorch's, one kernel for all tensors
-    EightBitAdamW   AdamW with states in 8 bits: torchao's, compiled for each shape
-    Lion         lion-pytorch's
-
 `optimizer_states` has AdamW with states of this project's own narrow formats, `muon` the update of whole matrices.
 """
 

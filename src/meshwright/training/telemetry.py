@@ -1,14 +1,4 @@
-"""Files of a run: a folder with the resolved run, one line a step, and one record.
-
-FOLDER/run.yaml       the run file as it was written, with overrides as comments
-FOLDER/resolved.json  every value the run was made of, the plan included; a run file too
-FOLDER/identity.json  the run over all its resumptions (`run_identity`)
-FOLDER/steps.jsonl    one JSON object a step (see `StepLogFile`)
-FOLDER/events.jsonl   one JSON object a fault, in the order in which they came
-FOLDER/record.json    run, device, software, commit, command, statistics; written at the end, atomically
-FOLDER/tokenizer/     a tokenizer that was trained on the run's own text (`bpe:SIZE`)
-FOLDER/adapter/       the adapters of `task: lora` in PEFT's format
-"""
+"""Files of a run: a folder with the resolved run, one line a step, and one record."""
 
 from __future__ import annotations
 

@@ -5,9 +5,6 @@
 
 A tracker never stops a training: one that raises causes one warning and is not called again. Identifiers that
 trackers give the run are kept in the run's folder, so that a resumed training continues in the same place.
-
-Where things go: TensorBoard's files lie in FOLDER/tensorboard; W&B follows its own environment (WANDB_MODE=offline
-needs no network) and writes below FOLDER; MLflow follows MLFLOW_TRACKING_URI, else FOLDER/mlflow.db.
 """
 
 from __future__ import annotations

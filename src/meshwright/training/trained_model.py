@@ -1,11 +1,4 @@
-"""A trained model, ready to compute: from a run folder, a checkpoint, a Hugging Face folder or an adapter.
-
-runs/NAME, RUN.yaml               the run's checkpoint, the newest or of a step; its adapter if it has no checkpoint
-FOLDER, FOLDER/step-00000100      a folder of checkpoints, or one
-FOLDER with config.json           Hugging Face weights
-FOLDER with adapter_config.json   a PEFT adapter and the base that it names
-OWNER/NAME[@REVISION]             weights of the Hugging Face hub
-"""
+"""A trained model, ready to compute: from a run folder, a checkpoint, a Hugging Face folder or an adapter."""
 
 from __future__ import annotations
 

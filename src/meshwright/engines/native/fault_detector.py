@@ -8,11 +8,6 @@
 OLMo-core skips steps beyond six standard deviations above the mean of 128 steps. Here it is median and MAD, because
 one accepted spike hardly moves them, but moves the mean and the deviation a lot.
 
-    stop         the run ends
-    skip         the update is not applied and the batch is skipped; the next batch trains the same step
-    roll back    the newest good checkpoint is loaded, and all batches since then are skipped, the bad one included
-                 (PaLM, Chowdhery et al. 2022, section 5.1: the same batches did no harm to other weights)
-
 So a run of N steps makes N updates, each with batches that no other step has read (`data_position`). Checkpoints hold
 the events and the window, so a resumed run decides as an uninterrupted one.
 """

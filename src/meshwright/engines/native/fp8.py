@@ -4,12 +4,6 @@ The recipes and their GEMMs are those of `kernels.fp8.layer`. Every linear layer
 feed-forward, experts; embedding, router and head stay as they are. Weights, masters and communication are those of
 bf16, dispatched tokens too.
 
-A weight is cast once a step and kept in both orientations where a step has several micro-batches and its parameters
-stay whole between them; otherwise it is cast in every pass.
-
-Delayed scales follow from the largest magnitudes of earlier steps, over all processes that hold the same layers: one
-all-reduce a step. Their history is part of a checkpoint.
-
 On a CPU operands are rounded to the format and multiplied in fp32 (`is_emulated`), as e2m1 is everywhere. That has the
 numerics of the format and not its speed: the record notes it, and nothing is predicted.
 """

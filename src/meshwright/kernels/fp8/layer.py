@@ -5,15 +5,6 @@
 Each operand is cast along the dimension that its GEMM sums over, so X, W and dY are cast twice, each by one pass over
 16 bits (`triton_cast`). X is kept for the backward pass in 8 bits only.
 
-    recipe          scales                                 values, gradients   source
-    fp8             one a tensor                           e4m3, e5m2          Micikevicius et al. 2022
-    fp8_delayed     one a tensor, from the largest         e4m3, e5m2          Transformer Engine, "delayed scaling"
-                    magnitude of the last 16 steps
-    fp8_rowwise     one a row, powers of two               e4m3, e4m3          torchao, recipe "rowwise"
-    fp8_blockwise   one of 1 x 128; of weights 128 x 128   e4m3, e4m3          DeepSeek-V3 (2024), section 3.3
-    mxfp8           one of 1 x 32, powers of two           e4m3, e4m3          OCP MX v1.0; Mishra et al. 2025
-    mxfp4           one of 1 x 32, powers of two           e2m1, e2m1          OCP MX v1.0; emulated, for numerics
-
 Weights change once a step and are multiplied in each of its micro-batches. The cache casts them once a step,
 for 2 bytes and their scales a weight: both orientations (`cache_bytes`). Without the cache every forward and
 every backward pass casts them, and nothing is kept. `expire` begins a step; a weight that was changed in

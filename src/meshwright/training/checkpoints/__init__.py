@@ -1,11 +1,4 @@
-"""Training states on disk: complete or absent, verified before they are read, and independent of the plan.
-
-FOLDER/step-00000100/            renamed into place when everything is on the disk
-    __0_0.distcp, .metadata      PyTorch's distributed checkpoint: every tensor by name, in shards
-    manifest.json                step, plan, place in the data, and size and SHA-256 of every file
-FOLDER/.partial-step-00000120/   being written, or left by a killed process: never read, removed by the next save
-FOLDER/.removed-step-00000080/   being removed
-"""
+"""Training states on disk: complete or absent, verified before they are read, and independent of the plan."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,5 @@
 """Conversations of records, in the form that chat templates read.
 
-    messages         OpenAI: role and content, tool_calls, weight; content is text or a list of text parts
-    conversations    ShareGPT: `from` and value; system and tools beside them
-    instruction      Alpaca: instruction, input and output; system and history beside them
-    chosen, rejected TRL: two answers to one prompt, which is beside them or what both begin with
-
 Sources: https://platform.openai.com/docs/guides/supervised-fine-tuning (`weight`, `tool_calls`, `tools`);
 https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md (ShareGPT, Alpaca, `history`);
 https://docs.axolotl.ai/docs/dataset-formats/conversation.html (`train`);

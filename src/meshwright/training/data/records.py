@@ -1,14 +1,5 @@
 """Records as documents: their format is found from their keys.
 
-    text        `text`, or the key that the source names: everything is trained on
-    prompt      a prompt and its answer: the answer is trained on
-    messages    a conversation in OpenAI's form: the assistant's messages are trained on
-    sharegpt    a conversation in ShareGPT's form
-    alpaca      an instruction, an input and an output: a conversation of two messages
-    preference  a chosen and a rejected answer to one prompt: two documents, for `train.preference`
-    judged      a prompt, an answer and the label true or false: the document twice, for KTO. The loss counts the answer
-                in the first document where the label is true, and in the second where it is false
-
 The first record of a file decides; a record of another format, of none, or of several is refused with its line. Keys
 that play no part are counted.
 """

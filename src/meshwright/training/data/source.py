@@ -1,14 +1,4 @@
-"""Sources of documents, by the name in a run file.
-
-    python-stdlib    the source of this interpreter's standard library: nothing to download, about 10 MB
-    PATH             a file, a folder (searched to the bottom) or a glob: text, JSONL, JSON, CSV, Parquet, Arrow
-    PATH             a folder written by `datasets.save_to_disk`
-    PATH             Megatron's NAME.bin and NAME.idx, named with or without the suffix: already tokens
-    NAME             a data set of the Hugging Face hub, through the `datasets` library
-
-Options follow a question mark: `corpus.jsonl?text=content`, `chats.json?format=sharegpt&answers=last`,
-`wikitext?config=wikitext-2-raw-v1&split=train`.
-"""
+"""Sources of documents, by the name in a run file."""
 
 from __future__ import annotations
 

@@ -1,10 +1,5 @@
 """Text to tokens and back, for the tokenizers a run file can name.
 
-    bytes            every byte is a token: no dependency, works on anything
-    bpe:SIZE         a byte-level BPE of SIZE tokens, trained on the corpus itself (see `bpe`)
-    PATH             a `tokenizer.json`, or a folder that holds one
-    OWNER/NAME       a repository on the Hugging Face hub
-
 A document becomes: its start token where the tokenizer uses one, its text, and the end token.
 """
 

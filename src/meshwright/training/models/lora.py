@@ -10,9 +10,6 @@ gradient takes the length that the row has without it as a constant:
 An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. The target `qkv` is one
 adapter of query, key and value as one matrix: one A, one dropout, and a B of all outputs, held in three parts.
 Embedding and head may be trained whole beside the adapters (PEFT's `modules_to_save`).
-
-In a mixture of experts only attention is adapted: PEFT takes the name of any feed-forward matrix there, shared or
-dense, for the routed experts.
 """
 
 from __future__ import annotations

@@ -5,10 +5,6 @@
     forward   K and V of all ranks are gathered; chunk j attends to keys 0 .. (j + 1) L of the whole sequence
     backward  each rank has gradients of all keys and values from its own queries: a reduce-scatter sums them
 
-One collective a layer and pass, whose size does not depend on the mask: documents and windows only change which keys
-are read. Each rank receives (C - 1) / C of B S G (K + V) elements in either direction, few with grouped heads. The
-gathered keys and values are kept for the backward pass, unless attention is recomputed.
-
 Source: Llama 3 (Grattafiori et al. 2024), section 3.3.2.
 
 C context ranks and B sequences of S tokens. A rank holds T = S / C tokens of each, a chunk L = T / 2.
