@@ -104,7 +104,7 @@ def restore(host: Host, *, state: Path) -> TuningOutcome:
     """
     if not state.exists():
         raise InputError("nothing is saved to restore", got=str(state), hint="`--state FILE` names another file")
-    saved = _read_state(state).saved
+    saved, _ = _read_state(state)
     back, stuck = _put_back(host, saved)
     left = [s for s in saved if s not in back]
     if left:
@@ -165,21 +165,14 @@ def _holds(host: Host, item: SavedValue) -> bool:
 # --- the state file ---
 
 
-@dataclass(frozen=True, kw_only=True)
-class _State:
-    boot_id: str | None
-    saved: list[SavedValue]
-
-
 def _saved(host: Host, state: Path) -> list[SavedValue]:
     """Return the values that earlier calls saved since the node booted."""
-    if not state.exists():
-        return []
-    found = _read_state(state)
-    return found.saved if found.boot_id == host.boot_id else []
+    saved, boot_id = _read_state(state) if state.exists() else ([], None)
+    return saved if boot_id == host.boot_id else []
 
 
-def _read_state(state: Path) -> _State:
+def _read_state(state: Path) -> tuple[list[SavedValue], str | None]:
+    """Return the saved values, and the boot in which they were saved."""
     try:
         document: Any = load_json(state)
         if document["version"] != VERSION:
@@ -192,7 +185,7 @@ def _read_state(state: Path) -> _State:
         ) from None
     for item in saved:
         _require_setting(item, state)
-    return _State(boot_id=boot_id, saved=saved)
+    return saved, boot_id
 
 
 def _require_setting(item: SavedValue, state: Path) -> None:

@@ -1,4 +1,4 @@
-"""Results of checks, and the limits that they apply (data/limits.toml).
+"""Results of checks, and the limits that they apply (data/limits.toml, data/findings.toml).
 
 A limit is a share of the expected value, or an absolute number. Its entry gives the reason.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from meshwright.errors import value_named
 from meshwright.files import toml_table
@@ -102,15 +103,19 @@ def skipped(check: str, reason: str, *, where: str = "") -> CheckVerdict:
     return CheckVerdict(check=check, status=CheckStatus.SKIPPED, where=where, message=reason)
 
 
-def found(
-    check: str, status: CheckStatus, message: str = "", *, where: str = "", measured: float | str | None = None,
-    expected: float | str | None = None, unit: str = "", hint: str | None = None,
-) -> CheckVerdict:  # fmt: skip
-    """Return a verdict without a limit. The hint is kept only if the check does not pass."""
-    return CheckVerdict(
-        check=check, status=status, where=where, measured=measured, expected=expected, unit=unit, message=message,
-        hint=None if status is CheckStatus.PASS else hint,
-    )  # fmt: skip
+def found(check: str, status: CheckStatus | bool, message: str = "", **fields: Any) -> CheckVerdict:
+    """Return a verdict without a limit. The hint is kept only if the check does not pass.
+
+    `status`: True passes, False has the status `otherwise` of the check in data/findings.toml. `fields` of the
+    verdict that are not given are those of that entry, if it has them.
+    """
+    entry: dict[str, Any] = {"hint": None, **toml_table(DATA / "findings.toml").get(check, {}), **fields}
+    otherwise = CheckStatus(entry.pop("otherwise", CheckStatus.FAIL))
+    if isinstance(status, bool):
+        status = CheckStatus.PASS if status else otherwise
+    if status is CheckStatus.PASS:
+        entry["hint"] = None
+    return CheckVerdict(check=check, status=status, message=message, **entry)
 
 
 def _is_below(value: float, bound: float | None) -> bool:

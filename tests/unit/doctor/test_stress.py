@@ -29,7 +29,7 @@ CORRECTED = GPU.format("0000:05:00.0") + "/aer_dev_correctable"
 @pytest.fixture
 def stress(make_host, healthy, monkeypatch):
     """`stress(answer, files)`: verdicts of a stress while which these files change."""
-    monkeypatch.setattr("meshwright.doctor.checks.stress.find_spec", lambda name: object())
+    monkeypatch.setattr("meshwright.doctor.checks.rates.find_spec", lambda name: object())
 
     def run(answer=STRESSED, files=None, *, removed=""):
         def change(arguments, timeout_s):

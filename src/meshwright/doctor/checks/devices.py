@@ -61,11 +61,9 @@ def _missing(node: Node, address: str) -> CheckVerdict:
 def _count(node: Node) -> CheckVerdict:
     num_found, expected = len(node.devices.found), node.num_expected_devices
     if expected is not None:
-        status = CheckStatus.PASS if num_found == expected else CheckStatus.FAIL
-        return found(
-            "devices.present", status, measured=num_found, expected=expected, unit="devices",
-            hint="--expect-devices sets the expected number",
-        )  # fmt: skip
+        hint = "--expect-devices sets the expected number"
+        is_right = num_found == expected
+        return found("devices.present", is_right, measured=num_found, expected=expected, unit="devices", hint=hint)
     usual = _usual_count(node)
     is_short = usual is not None and num_found < usual
     return found(
@@ -96,12 +94,9 @@ def _require(node: Node) -> tuple[Device, ...]:
 def _known(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         is_known = device.accelerator is not None
-        yield found(
-            "devices.known", CheckStatus.PASS if is_known else CheckStatus.WARN,
-            "" if is_known else "not in the catalogue: no expected rates", where=where(device),
-            measured=device.name, expected=device.accelerator,
-            hint="`meshwright catalog accelerators` lists the known devices",
-        )  # fmt: skip
+        message = "" if is_known else "not in the catalogue: no expected rates"
+        seen = {"where": where(device), "measured": device.name, "expected": device.accelerator}
+        yield found("devices.known", is_known, message, **seen)
 
 
 def _has_parts(node: Node) -> bool:
@@ -118,8 +113,7 @@ def _alike(node: Node) -> Iterator[CheckVerdict]:
         if values:
             counts = Counter(values)
             listed = ", ".join(f"{n} x {value}" if len(counts) > 1 else value for value, n in counts.most_common())
-            status = CheckStatus.PASS if len(counts) == 1 else CheckStatus.WARN
-            yield found(f"devices.{what}", status, measured=listed, hint="one node, one kind of each")
+            yield found(f"devices.{what}", len(counts) == 1, measured=listed)
 
 
 def _memory(node: Node) -> Iterator[CheckVerdict]:
@@ -143,11 +137,8 @@ def _processes(node: Node) -> Iterator[CheckVerdict]:
         if not device.processes:
             yield found("devices.processes", CheckStatus.PASS, where=where(device), measured=0, unit="processes")
         for process in device.processes:
-            yield found(
-                "devices.processes", _status_of(process), _process_message(process, is_inside=is_inside),
-                where=where(device), measured=process.pid,
-                hint="end it, or take another node; other processes slow a training down",
-            )  # fmt: skip
+            message = _process_message(process, is_inside=is_inside)
+            yield found("devices.processes", _status_of(process), message, where=where(device), measured=process.pid)
 
 
 def _status_of(process: Process) -> CheckStatus:
@@ -172,11 +163,9 @@ def _clocks(node: Node) -> Iterator[CheckVerdict]:
         highest = device.highest_clock_mhz
         for mhz in (device.clock_mhz, highest):
             if mhz is not None and not _is_credible(mhz):
-                yield found(
-                    "clocks.credible", CheckStatus.WARN, "no clock: the driver's answer is not to be believed",
-                    where=where(device), measured=mhz, expected=HIGHEST_CREDIBLE_MHZ, unit="MHz",
-                    hint="read it again; when it stays, reset the device",
-                )  # fmt: skip
+                message = "no clock: the driver's answer is not to be believed"
+                seen = {"where": where(device), "measured": mhz, "expected": HIGHEST_CREDIBLE_MHZ}
+                yield found("clocks.credible", False, message, **seen)
                 break
         if highest is not None and _is_credible(highest):
             expected = statistics.median(by_name[device.name])
@@ -192,10 +181,7 @@ def _slowdowns(node: Node) -> Iterator[CheckVerdict]:
         listed = ", ".join(device.slowdowns)
         is_set = device.slowdowns == ("clock set by somebody",)
         status = CheckStatus.PASS if not listed else CheckStatus.WARN if is_set else CheckStatus.FAIL
-        yield found(
-            "clocks.slowdown", status, where=where(device), measured=listed or "none", expected="none",
-            hint="too hot: fans and cold plates; power brake: the chassis' supplies; a set clock: `nvidia-smi -rac`",
-        )  # fmt: skip
+        yield found("clocks.slowdown", status, where=where(device), measured=listed or "none")
 
 
 def _judging(
@@ -227,11 +213,8 @@ def _pcie(node: Node) -> Iterator[CheckVerdict]:
         if device.pcie_width is None or not device.highest_pcie_width:
             yield _not_reported("links.pcie", device)
         else:
-            yield found(
-                "links.pcie", CheckStatus.PASS if device.pcie_width >= device.highest_pcie_width else CheckStatus.FAIL,
-                where=where(device), measured=device.pcie_width, expected=device.highest_pcie_width, unit="lanes",
-                hint="the device sits badly or its riser is damaged: seat it, then exchange the riser",
-            )  # fmt: skip
+            width, most = device.pcie_width, device.highest_pcie_width
+            yield found("links.pcie", width >= most, where=where(device), measured=width, expected=most)
 
 
 def _scale_up(node: Node) -> Iterator[CheckVerdict]:
@@ -251,18 +234,15 @@ def _fabric(node: Node) -> Iterator[CheckVerdict]:
         names = {text_or_none(node.host, name) for name in node.host.glob("/proc/[0-9]*/comm")}
         if names and "nv-fabricmanage" not in names:
             yield found(
-                "links.fabric", CheckStatus.FAIL, "the node has switches, and nothing manages them", measured="none",
+                "links.fabric", False, "the node has switches, and nothing manages them", measured="none",
                 expected="nv-fabricmanager", hint="`systemctl start nvidia-fabricmanager`, in the driver's version",
             )  # fmt: skip
     for device in _require(node):
         if device.fabric_state in (None, "Not Supported"):
             continue
         is_done = device.fabric_state == "Completed" and device.fabric_status in (None, "Success")
-        yield found(
-            "links.fabric", CheckStatus.PASS if is_done else CheckStatus.FAIL, where=where(device),
-            measured=" ".join(filter(None, (device.fabric_state, device.fabric_status))), expected="Completed Success",
-            hint="`systemctl status nvidia-fabricmanager`: it must run, in the driver's version; then reset the device",
-        )  # fmt: skip
+        seen = " ".join(filter(None, (device.fabric_state, device.fabric_status)))
+        yield found("links.fabric", is_done, where=where(device), measured=seen)
 
 
 def _has_switches(host: Host) -> bool:
@@ -273,21 +253,15 @@ def _has_switches(host: Host) -> bool:
 
 def _errors(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
-        if device.uncorrected_errors is None:
+        if (count := device.uncorrected_errors) is None:
             yield _not_reported("devices.errors", device)
         else:
-            yield found(
-                "devices.errors", CheckStatus.FAIL if device.uncorrected_errors else CheckStatus.PASS,
-                where=where(device), measured=device.uncorrected_errors, expected=0, unit="uncorrected",
-                hint="reset the device; exchange it when errors come back",
-            )  # fmt: skip
+            yield found("devices.errors", not count, where=where(device), measured=count)
         if device.corrected_errors is not None:
             yield judge("devices.corrected-errors", device.corrected_errors, where=where(device))
         if device.is_ecc_off:
-            yield found(
-                "devices.ecc", CheckStatus.WARN, "errors of its memory are neither corrected nor seen",
-                where=where(device), measured="off", expected="on", hint="`nvidia-smi -e 1`, then reset the device",
-            )  # fmt: skip
+            message = "errors of its memory are neither corrected nor seen"
+            yield found("devices.ecc", False, message, where=where(device), measured="off")
         if device.is_repair_failed or device.is_repair_pending:
             failed = device.is_repair_failed
             yield found(
@@ -300,11 +274,8 @@ def _errors(node: Node) -> Iterator[CheckVerdict]:
 
 def _state(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
-        yield found(
-            "devices.state", CheckStatus.FAIL if device.complaints else CheckStatus.PASS, where=where(device),
-            measured=", ".join(device.complaints) or "usable", expected="usable",
-            hint="do what the recovery action says; else reset the device, and restart the node when that fails",
-        )  # fmt: skip
+        seen = ", ".join(device.complaints) or "usable"
+        yield found("devices.state", not device.complaints, where=where(device), measured=seen)
 
 
 def _pci_errors(node: Node) -> Iterator[CheckVerdict]:
@@ -312,10 +283,7 @@ def _pci_errors(node: Node) -> Iterator[CheckVerdict]:
     for device in _require(node):
         folder = f"/sys/bus/pci/devices/{device.address}"
         if pci_errors(node.host, folder, "fatal"):
-            yield found(
-                "links.errors", CheckStatus.FAIL, "a fatal error of its PCI link", where=where(device),
-                hint="seat the device, then exchange the riser or the cable",
-            )  # fmt: skip
+            yield found("links.errors", False, "a fatal error of its PCI link", where=where(device))
         elif (corrected := pci_errors(node.host, folder, "correctable")) is not None:
             yield judge("links.errors", corrected, where=where(device))
 
@@ -325,18 +293,13 @@ def _numa(node: Node) -> Iterator[CheckVerdict]:
     if all(n is None or n < 0 for n in nodes):
         raise Unseen("the firmware does not say which NUMA node a device is near")
     counts = Counter(n for n in nodes if n is not None)
-    is_even = len(set(counts.values())) == 1
     listed = " + ".join(str(count) for _, count in sorted(counts.items()))
-    yield found(
-        "devices.numa", CheckStatus.PASS if is_even else CheckStatus.WARN, measured=listed,
-        hint="devices are spread unevenly over the sockets: one is missing, or the board is wired so",
-    )  # fmt: skip
+    yield found("devices.numa", len(set(counts.values())) == 1, measured=listed)
 
 
 def _tool(node: Node) -> Iterator[CheckVerdict]:
     for warning in node.devices.warnings:
-        hint = "ask the maker when the device has other findings too: its record of itself is damaged"
-        yield found("devices.tool", CheckStatus.WARN, warning, hint=hint)
+        yield found("devices.tool", False, warning)
     if node.devices.tool_seconds is None:
         raise Unseen("no tool was asked")
     yield judge("devices.tool-seconds", node.devices.tool_seconds)

@@ -45,11 +45,7 @@ def _load(node: Node) -> Iterator[CheckVerdict]:
 def _processors(node: Node) -> Iterator[CheckVerdict]:
     present = num_listed(node.host.read("/sys/devices/system/cpu/present"))
     online = num_processors(node.host)
-    status = CheckStatus.PASS if online == present else CheckStatus.WARN
-    yield found(
-        "host.processors", status, measured=online, expected=present, unit="processors",
-        hint="some are switched off: /sys/devices/system/cpu/cpu*/online",
-    )  # fmt: skip
+    yield found("host.processors", online == present, measured=online, expected=present)
 
 
 def _governor(node: Node) -> Iterator[CheckVerdict]:
@@ -57,11 +53,7 @@ def _governor(node: Node) -> Iterator[CheckVerdict]:
     if not names:
         raise Unseen("this processor has no governor that the kernel shows")
     held = sorted({node.host.read(name) for name in names})
-    status = CheckStatus.PASS if held == ["performance"] else CheckStatus.WARN
-    yield found(
-        "host.governor", status, measured=", ".join(held), expected="performance",
-        hint="`meshwright tune system --apply --only cpu-governor`",
-    )  # fmt: skip
+    yield found("host.governor", held == ["performance"], measured=", ".join(held))
 
 
 def _memory(node: Node) -> Iterator[CheckVerdict]:
@@ -82,10 +74,7 @@ def _memory_errors(node: Node) -> Iterator[CheckVerdict]:
     if not controllers:
         raise Unseen("no memory controller reports errors (EDAC)")
     count = sum(node.host.read_int(name) for name in controllers)
-    yield found(
-        "memory.errors", CheckStatus.FAIL if count else CheckStatus.PASS, measured=count, expected=0,
-        unit="uncorrected", hint="exchange the memory module that /sys/devices/system/edac/mc names",
-    )  # fmt: skip
+    yield found("memory.errors", not count, measured=count)
     corrected = [int_or_none(node.host, name.replace("ue_count", "ce_count")) for name in controllers]
     yield judge("memory.corrected-errors", sum(filter(None, corrected)))
 
@@ -99,11 +88,8 @@ def _numa(node: Node) -> Iterator[CheckVerdict]:
         match = re.search(r"MemTotal:\s+(\d+) kB", node.host.read(name))
         if match and int(match[1]) == 0:
             empty.append(re.sub(r"\D", "", name.split("/")[-2]))
-    yield found(
-        "host.numa", CheckStatus.WARN if empty else CheckStatus.PASS,
-        f"without memory: node {', '.join(empty)}" if empty else "",
-        measured=len(names), unit="node" if len(names) == 1 else "nodes", hint="a memory module may be missing or off",
-    )  # fmt: skip
+    message = f"without memory: node {', '.join(empty)}" if empty else ""
+    yield found("host.numa", not empty, message, measured=len(names), unit="node" if len(names) == 1 else "nodes")
 
 
 def _disk(node: Node) -> Iterator[CheckVerdict]:

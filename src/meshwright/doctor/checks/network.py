@@ -98,11 +98,8 @@ def _states(node: Node) -> Iterator[CheckVerdict]:
     for port in all_ports:
         num_alike = sum(p.model == port.model and p.is_active for p in all_ports)
         status = CheckStatus.PASS if port.is_active else CheckStatus.FAIL if num_alike else CheckStatus.WARN
-        yield found(
-            "rdma.state", status, f"{num_alike} others of its kind are active" if not port.is_active else "",
-            where=port.name, measured=port.state, expected="ACTIVE",
-            hint="cable, transceiver or switch port; InfiniBand also needs a subnet manager",
-        )  # fmt: skip
+        message = f"{num_alike} others of its kind are active" if not port.is_active else ""
+        yield found("rdma.state", status, message, where=port.name, measured=port.state)
 
 
 def _rates(node: Node) -> Iterator[CheckVerdict]:
@@ -138,19 +135,13 @@ def _pci_links(node: Node) -> Iterator[CheckVerdict]:
     """Unlike a device, a network card keeps the speed of its lanes when it is idle."""
     for port in _require_ports(node):
         if port.is_active and port.pci_link and port.highest_pci_link:
-            is_whole = port.pci_link == port.highest_pci_link
-            yield found(
-                "rdma.pcie", CheckStatus.PASS if is_whole else CheckStatus.WARN,
-                where=port.name, measured=port.pci_link, expected=port.highest_pci_link,
-                hint="the slot has fewer or slower lanes than the card, or the card sits badly: seat it, or move it",
-            )  # fmt: skip
+            link, highest = port.pci_link, port.highest_pci_link
+            yield found("rdma.pcie", link == highest, where=port.name, measured=link, expected=highest)
         folder = f"/sys/class/infiniband/{port.name.partition('/')[0]}/device"
         many = limits()["links.errors"].status_of(pci_errors(node.host, folder, "correctable") or 0)
         if many is not CheckStatus.PASS or pci_errors(node.host, folder, "fatal"):
-            yield found(
-                "rdma.pcie", CheckStatus.WARN, "errors of its PCI link", where=port.name,
-                hint="seat the card, then exchange the riser or the cable",
-            )  # fmt: skip
+            hint = "seat the card, then exchange the riser or the cable"
+            yield found("rdma.pcie", False, "errors of its PCI link", where=port.name, hint=hint)
 
 
 def _errors(node: Node) -> Iterator[CheckVerdict]:
@@ -170,21 +161,16 @@ def _peer_memory(node: Node) -> Iterator[CheckVerdict]:
         return
     is_open = "Open Kernel Module" in (text_or_none(node.host, "/proc/driver/nvidia/version") or "")
     loaded = [m for m in PEER_MODULES if node.host.exists(f"/sys/module/{m}")]
-    status = CheckStatus.PASS if is_open or loaded else CheckStatus.WARN
-    yield found(
-        "rdma.peer-memory", status, measured=", ".join(loaded) or ("dma-buf" if is_open else "none"),
-        expected="nvidia_peermem or the open driver", hint="`modprobe nvidia-peermem`, or data go through the host",
-    )  # fmt: skip
+    seen = ", ".join(loaded) or ("dma-buf" if is_open else "none")
+    yield found("rdma.peer-memory", is_open or bool(loaded), measured=seen)
 
 
 def _addresses(node: Node) -> Iterator[CheckVerdict]:
     for port in _require_ports(node):
-        if port.is_active and port.has_routable_address is not None:
-            yield found(
-                "rdma.address", CheckStatus.PASS if port.has_routable_address else CheckStatus.WARN,
-                measured="RoCE v2" if port.has_routable_address else "none of RoCE v2", where=port.name,
-                hint="give its network interface an IP address; NCCL_IB_GID_INDEX must name an entry of RoCE v2",
-            )  # fmt: skip
+        has_one = port.has_routable_address
+        if port.is_active and has_one is not None:
+            seen = "RoCE v2" if has_one else "none of RoCE v2"
+            yield found("rdma.address", has_one, measured=seen, where=port.name)
 
 
 def _firmware(node: Node) -> Iterator[CheckVerdict]:
@@ -193,10 +179,7 @@ def _firmware(node: Node) -> Iterator[CheckVerdict]:
         if port.firmware:
             by_model.setdefault(port.model, set()).add(port.firmware)
     for model, versions in by_model.items():
-        yield found(
-            "rdma.firmware", CheckStatus.PASS if len(versions) == 1 else CheckStatus.WARN, where=model,
-            measured=", ".join(sorted(versions)), hint="cards of one kind should run one firmware",
-        )  # fmt: skip
+        yield found("rdma.firmware", len(versions) == 1, where=model, measured=", ".join(sorted(versions)))
 
 
 CHECKS: dict[str, Check] = {

@@ -11,7 +11,7 @@ to-device   from pinned host memory to the device, and back: what lanes and gene
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -94,14 +94,13 @@ def _measured(node: Node) -> Iterator[CheckVerdict]:
         raise Unseen("switched off with --no-rates")
     if not node.devices.found and not node.rates:
         raise Unseen(f"{NO_DEVICE}; --rates measures the processors, without an expected rate")
-    if find_spec("torch") is None:
-        raise Unseen(f"PyTorch is not installed: {install_command('torch')}")
+    require_torch()
     devices = node.devices.found
     if not devices:
         yield from _of_processors(node.host)
         return
-    with ThreadPoolExecutor(max_workers=len(devices)) as pool:
-        answers = list(pool.map(lambda device: _ask_device(node.host, device), devices))
+    sizes = ("--gemm-size", str(GEMM_SIZE), "--copy-bytes", str(COPY_BYTES))
+    answers = ask_each(node.host, devices, "device", *sizes, timeout_s=DEVICE_TIMEOUT_S)
     for device, answer in zip(devices, answers, strict=True):
         yield from _of_device(device, answer)
     if len(devices) > 1 and all(not isinstance(a, str) and a["device"] != "cpu" for a in answers):
@@ -110,13 +109,29 @@ def _measured(node: Node) -> Iterator[CheckVerdict]:
         yield skipped("rates.all-reduce", "not every device could be measured alone")
 
 
-def _ask_device(host: Host, device: Device) -> dict[str, Any] | str:
-    """Return the measured rates, or the reason that there are none."""
-    sizes = ("--gemm-size", str(GEMM_SIZE), "--copy-bytes", str(COPY_BYTES))
-    try:
-        return ask(host, "device", "--select", device.select, *sizes, timeout_s=DEVICE_TIMEOUT_S)
-    except Unseen as unseen:
-        return unseen.reason
+def require_torch() -> None:
+    """Raise Unseen where PyTorch is not installed."""
+    if find_spec("torch") is None:
+        raise Unseen(f"PyTorch is not installed: {install_command('torch')}")
+
+
+def ask_each(
+    host: Host, devices: Sequence[Device | None], what: str, *options: str, timeout_s: float
+) -> list[dict[str, Any] | str]:
+    """Return what `measure` measured on each device, all at once, or the reason that there is nothing.
+
+    None: the processors.
+    """
+
+    def answer(device: Device | None) -> dict[str, Any] | str:
+        select = () if device is None else ("--select", device.select)
+        try:
+            return ask(host, what, *select, *options, timeout_s=timeout_s)
+        except Unseen as unseen:
+            return unseen.reason
+
+    with ThreadPoolExecutor(max_workers=len(devices)) as pool:
+        return list(pool.map(answer, devices))
 
 
 def ask(host: Host, *arguments: str, timeout_s: float) -> dict[str, Any]:
@@ -130,20 +145,13 @@ def ask(host: Host, *arguments: str, timeout_s: float) -> dict[str, Any]:
 
 def _of_device(device: Device, answer: dict[str, Any] | str) -> Iterator[CheckVerdict]:
     if isinstance(answer, str):
-        yield found(
-            "rates.gemm", CheckStatus.FAIL, f"could not be measured: {answer}", where=where(device),
-            hint="the device does not answer: look at log.kernel and devices.processes",
-        )  # fmt: skip
+        yield found("rates.gemm", False, f"could not be measured: {answer}", where=where(device))
         return
     if answer["device"] == "cpu":
         yield skipped("rates.gemm", "PyTorch does not see it: not built for it, or not allowed to", where=where(device))
         return
     wrong = [symptom for symptom, key in _WRONG.items() if not answer[key]]
-    yield found(
-        "rates.result", CheckStatus.FAIL if wrong else CheckStatus.PASS, where=where(device),
-        measured=" and ".join(wrong) or "right", expected="right",
-        hint="the device computes wrongly: take it out of service",
-    )  # fmt: skip
+    yield found("rates.result", not wrong, where=where(device), measured=" and ".join(wrong) or "right")
     expected = _expected(device, num_devices=1)
     gemm, copy = answer["gemm_flops_per_s"] / TERA, answer["copy_bytes_per_s"] / GIGA
     if isinstance(expected, str):
@@ -167,11 +175,11 @@ def _of_all(node: Node) -> Iterator[CheckVerdict]:
         answer = ask(node.host, "all-reduce", *sizes, timeout_s=ALL_REDUCE_TIMEOUT_S)
     except Unseen as unseen:
         hint = "one device or link holds up all: look at rates.gemm, links.scale-up and log.kernel"
-        yield found("rates.all-reduce", CheckStatus.FAIL, f"could not be measured: {unseen.reason}", hint=hint)
+        yield found("rates.all-reduce", False, f"could not be measured: {unseen.reason}", hint=hint)
         return
     rate = answer["all_reduce_bytes_per_s"] / GIGA
     if not answer["is_right"]:
-        yield found("rates.all-reduce", CheckStatus.FAIL, "the sum is wrong", measured=rate, unit="GB/s")
+        yield found("rates.all-reduce", False, "the sum is wrong", measured=rate, unit="GB/s")
         return
     expected = _expected(devices[0], num_devices=len(devices))
     if isinstance(expected, str) or expected.all_reduce_bytes_per_s is None:

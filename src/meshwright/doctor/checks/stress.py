@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from importlib.util import find_spec
 from typing import Any
 
 from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.checks.devices import where
-from meshwright.doctor.checks.rates import CPU_GEMM_SIZE, DEVICE_TIMEOUT_S, GEMM_SIZE, TERA, ask
+from meshwright.doctor.checks.rates import CPU_GEMM_SIZE, DEVICE_TIMEOUT_S, GEMM_SIZE, TERA, ask_each, require_torch
 from meshwright.doctor.devices import Device, find_devices, text_or_none
 from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import DATA, CheckStatus, CheckVerdict, found, judge, skipped
 from meshwright.files import toml_table
-from meshwright.programs import install_command
 
 GROUP = "stress"
 
@@ -27,39 +24,28 @@ GROUP = "stress"
 def _stressed(node: Node) -> Iterator[CheckVerdict]:
     if node.stress_s is None:
         return
-    if find_spec("torch") is None:
-        raise Unseen(f"PyTorch is not installed: {install_command('torch')}")
+    require_torch()
     before = counters(node.host)
     devices: tuple[Device | None, ...] = node.devices.found or (None,)
-    with ThreadPoolExecutor(max_workers=len(devices)) as pool:
-        answers = list(pool.map(lambda device: _stress(node.host, device, node.stress_s or 0.0), devices))
+    size = GEMM_SIZE if node.devices.found else CPU_GEMM_SIZE
+    options = ("--gemm-size", str(size), "--seconds", f"{node.stress_s:g}")
+    answers = ask_each(node.host, devices, "stress", *options, timeout_s=node.stress_s + DEVICE_TIMEOUT_S)
     for device, answer in zip(devices, answers, strict=True):
         yield from _of_device("processors" if device is None else where(device), answer, is_device=device is not None)
     yield from _grown(before, counters(node.host))
 
 
-def _stress(host: Host, device: Device | None, seconds: float) -> dict[str, Any] | str:
-    size = CPU_GEMM_SIZE if device is None else GEMM_SIZE
-    select = () if device is None else ("--select", device.select)
-    options = (*select, "--gemm-size", str(size), "--seconds", f"{seconds:g}")
-    try:
-        return ask(host, "stress", *options, timeout_s=seconds + DEVICE_TIMEOUT_S)
-    except Unseen as unseen:
-        return unseen.reason
-
-
 def _of_device(place: str, answer: dict[str, Any] | str, *, is_device: bool) -> Iterator[CheckVerdict]:
     if isinstance(answer, str):
         hint = "it did not survive the load: look at log.kernel"
-        yield found("stress.result", CheckStatus.FAIL, f"no result: {answer}", where=place, hint=hint)
+        yield found("stress.result", False, f"no result: {answer}", where=place, hint=hint)
         return
     if is_device and answer["device"] == "cpu":
         yield skipped("stress.result", "PyTorch does not see it: not built for it, or not allowed to", where=place)
         return
     yield found(
-        "stress.result", CheckStatus.FAIL if answer["wrong"] else CheckStatus.PASS, where=place,
-        measured=answer["wrong"], expected=0, unit=f"wrong of {answer['windows']} results",
-        hint="it computes wrongly under load: take it out of service",
+        "stress.result", not answer["wrong"], where=place, measured=answer["wrong"], expected=0,
+        unit=f"wrong of {answer['windows']} results", hint="it computes wrongly under load: take it out of service",
     )  # fmt: skip
     sustained, best = (answer[f"{name}_flops_per_s"] / TERA for name in ("sustained", "best"))
     yield judge("stress.rate", sustained, expected=best, where=place)
@@ -85,19 +71,16 @@ def _grown(before: Mapping[tuple[str, str], int], after: Mapping[tuple[str, str]
     table = toml_table(DATA / "stress.toml")
     grown = {key: after[key] - count for key, count in before.items() if after.get(key, count) > count}
     for (name, place), by in grown.items():
-        entry = table[name]
-        yield found(
-            "stress.errors", CheckStatus(entry["status"]), name, where=place, measured=by, expected=0, unit="more",
-            hint=entry["hint"],
-        )  # fmt: skip
+        status, hint = CheckStatus(table[name]["status"]), table[name]["hint"]
+        yield found("stress.errors", status, name, where=place, measured=by, expected=0, unit="more", hint=hint)
     if lost := before.keys() - after.keys():
         name, place = min(lost)
         yield found(
-            "stress.errors", CheckStatus.FAIL, f"{name}: reported before the stress and not after it", where=place,
+            "stress.errors", False, f"{name}: reported before the stress and not after it", where=place,
             hint="the device or its driver went away: look at log.kernel",
         )  # fmt: skip
     if not grown and not lost:
-        yield found("stress.errors", CheckStatus.PASS, measured=0, expected=0, unit=f"more of {len(before)} counters")
+        yield found("stress.errors", True, measured=0, expected=0, unit=f"more of {len(before)} counters")
 
 
 CHECKS: dict[str, Check] = {"stress.device": _stressed}
