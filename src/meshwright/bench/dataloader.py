@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import torch
 
-from meshwright.bench.harness import TARGET_RATIO
+from meshwright.bench.harness import rounds
 from meshwright.errors import InputError
 from meshwright.records.measurement import Measurement
 from meshwright.training.data import Batches, ReadAhead
@@ -180,10 +180,7 @@ def _visited(
 ) -> tuple[LoaderCandidate, ...]:
     """Visit all counts round after round, starting each round with another count, until the budget is over."""
     found: dict[int, list[tuple[float, float, float]]] = {n: [] for n in counts}
-    begin_s = time.perf_counter()
-    for round_ in range(1 + MAX_ROUNDS):
-        if round_ > LEAST_ROUNDS and time.perf_counter() - begin_s > budget_s:
-            break
+    for round_ in rounds(least=LEAST_ROUNDS, most=MAX_ROUNDS, budget_s=budget_s):
         before_s = time.perf_counter()
         start = round_ % len(counts)
         for num_workers in [*counts[start:], *counts[:start]]:
@@ -195,19 +192,15 @@ def _visited(
     return tuple(
         LoaderCandidate(
             num_workers=n,
-            first_s=_measurement(first),
-            batch_s=_measurement(batch),
-            wait_s=_measurement(wait),
+            first_s=Measurement(seconds=first),
+            batch_s=Measurement(seconds=batch),
+            wait_s=Measurement(seconds=wait),
             tokens_per_batch=sample.tokens_BT.numel(),
             held_bytes=n * DEPTH_PER_WORKER * sample.num_bytes,
         )
         for n, times in found.items()
         for first, batch, wait in [zip(*times, strict=True)]
     )
-
-
-def _measurement(seconds: Sequence[float]) -> Measurement:
-    return Measurement(seconds=tuple(seconds), calls=1, target_ratio=TARGET_RATIO)
 
 
 def _time(function: Callable[[], object]) -> float:

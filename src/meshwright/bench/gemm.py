@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import math
 import os
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from meshwright.bench.harness import LEAST_SAMPLE_S, MAX_CALLS, TARGET_RATIO
+from meshwright.bench.harness import LEAST_SAMPLE_S, MAX_CALLS, rounds
 from meshwright.bench.kernels import task_of
 from meshwright.errors import InputError
 from meshwright.kernels.linear import BY_ROUTE, COPYING_ROUTES, GemmKind, GemmRoute, default_route, matmul_nt, routes_of
@@ -179,19 +181,25 @@ def _process_wide(
 ) -> GemmChoices:
     """The settings of the whole process with the fastest GEMMs of a step, before confirmation."""
     candidates = _settings(work, most_threads, tried, notes)
-    totals: dict[int, list[float]] = {i: [] for i in range(len(candidates))}
     if len(candidates) == 1:
         return candidates[0]
-    until_s = time.perf_counter() + budget_s
-    for round_ in range(1 + MAX_ROUNDS):
-        if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
-            break
-        for i, choices in enumerate(candidates):
-            with using(choices, work.device):
-                total_s = work.step_s({p: work.sample_s(p) for p in work.counts})
-            if round_:
-                totals[i].append(total_s)
-    return candidates[min(totals, key=lambda i: _median(totals[i]))]
+
+    def step_s() -> float:
+        return work.step_s({p: work.sample_s(p) for p in work.counts})
+
+    return candidates[_fastest(candidates, step_s, device=work.device, budget_s=budget_s)]
+
+
+def _fastest(ways: Sequence[GemmChoices], sample: Callable[[], float], *, device: torch.device, budget_s: float) -> int:
+    """Number of the choices whose samples have the least median."""
+    taken: list[list[float]] = [[] for _ in ways]
+    for number in rounds(least=LEAST_ROUNDS, most=MAX_ROUNDS, budget_s=budget_s):
+        for samples, choices in zip(taken, ways, strict=True):
+            with using(choices, device):
+                seconds = sample()
+            if number:
+                samples.append(seconds)
+    return min(range(len(ways)), key=lambda i: statistics.median(taken[i]))
 
 
 def _settings(work: _Work, most_threads: int | None, tried: list[str], notes: list[str]) -> list[GemmChoices]:
@@ -227,17 +235,8 @@ def _best_routes(work: _Work, shared: GemmChoices, *, budget_s: float, tried: li
         for p in work.counts:
             usual = default_route(DTYPES[p.format])
             routes = [usual, *(r for r in _sound_routes(p) if r is not usual)]
-            seconds: dict[GemmRoute, list[float]] = {route: [] for route in routes}
-            until_s = time.perf_counter() + budget_s / len(work.counts)
-            for round_ in range(1 + MAX_ROUNDS):
-                if round_ > LEAST_ROUNDS and time.perf_counter() > until_s:
-                    break
-                for route in routes:
-                    with using(replace(shared, routes={p: route}), work.device):
-                        taken_s = work.sample_s(p)
-                    if round_:
-                        seconds[route].append(taken_s)
-            best = min(routes, key=lambda r: _median(seconds[r]))
+            ways, sample = [replace(shared, routes={p: route}) for route in routes], partial(work.sample_s, p)
+            best = routes[_fastest(ways, sample, device=work.device, budget_s=budget_s / len(work.counts))]
             if best is not usual:
                 found[p] = best
     return found
@@ -274,8 +273,8 @@ def _confirmed(
 ) -> GemmOutcome:
     """Measure in each round: before, with the process settings, and with the routes as well. Keep faster choices."""
     ways = [GemmChoices(), shared, replace(shared, routes=dict(routes))]
-    rounds = _rounds(work, ways, budget_s=budget_s, advance=advance)
-    before, settings, after = ([{p: r[p][i] for p in work.counts} for r in rounds] for i in range(3))
+    taken = _rounds(work, ways, budget_s=budget_s, advance=advance)
+    before, settings, after = ([{p: r[p][i] for p in work.counts} for r in taken] for i in range(3))
     ratio = _ratio([work.step_s(s) for s in settings], [work.step_s(b) for b in before])
     if ratio.interval[1] >= 1:
         shared, settings = GemmChoices(), before
@@ -314,11 +313,8 @@ def _rounds(
 
     The first round is a warm-up. Every second round runs in reverse order.
     """
-    rounds = []
-    begin_s = time.perf_counter()
-    for round_ in range(1 + MAX_ROUNDS):
-        if round_ > LEAST_CONFIRMED and time.perf_counter() - begin_s > budget_s:
-            break
+    made = []
+    for round_ in rounds(least=LEAST_CONFIRMED, most=MAX_ROUNDS, budget_s=budget_s):
         before_s = time.perf_counter()
         taken: dict[Gemm, list[float]] = {}
         for p in work.counts:
@@ -330,9 +326,9 @@ def _rounds(
             same = [next(j for j in distinct if _effect(ways[j], p) == _effect(way, p)) for way in ways]
             taken[p] = [found[j] for j in same]
         if round_:
-            rounds.append(taken)
+            made.append(taken)
         advance(time.perf_counter() - before_s)
-    return rounds
+    return made
 
 
 def _effect(choices: GemmChoices, p: Gemm) -> GemmChoices:
@@ -345,11 +341,7 @@ def _ratio(after: Sequence[float], before: Sequence[float]) -> Measurement:
 
 
 def _measurement(values: Sequence[float]) -> Measurement:
-    return Measurement(seconds=tuple(values), calls=1, target_ratio=TARGET_RATIO)
-
-
-def _median(values: Sequence[float]) -> float:
-    return _measurement(values).median
+    return Measurement(seconds=tuple(values))
 
 
 def free_threads(num_processes: int) -> int | None:

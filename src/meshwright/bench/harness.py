@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from meshwright.errors import MeshwrightError
 from meshwright.records.measurement import Measurement
@@ -28,6 +28,15 @@ class AbsurdClockError(MeshwrightError):
     """The clock went backwards, stood still, or is not finite."""
 
     exit_code = 1
+
+
+def rounds(*, least: int, most: int, budget_s: float) -> Iterator[int]:
+    """Yield numbers of rounds: 0 is a warm-up, `least` others come, and more up to `most` while the budget lasts."""
+    begin_s = time.perf_counter()
+    for number in range(1 + most):
+        if number > least and time.perf_counter() - begin_s > budget_s:
+            return
+        yield number
 
 
 def _nothing() -> None: ...

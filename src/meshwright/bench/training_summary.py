@@ -36,8 +36,7 @@ class Summary:
 
     @property
     def _measurement(self) -> Measurement:
-        seconds = tuple(_known(row.step_s_median) for row in self.rows)
-        return Measurement(seconds=seconds, calls=1, target_ratio=0.0)
+        return Measurement(seconds=tuple(_known(row.step_s_median) for row in self.rows))
 
     @property
     def step_s(self) -> ValueRange:

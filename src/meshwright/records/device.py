@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.records.files import Recorder, RowTable, differing, read_sidecar
+from meshwright.records.files import Recorder, RowTable, differing, read_table
 from meshwright.records.measurement import Measurement
 from meshwright.records.points import KERNELS, POINT_FIELDS, Point
 
@@ -162,15 +162,9 @@ class DeviceRecorder(Recorder):
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool) -> None:
         super().__init__(folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, **sidecar})
         self.path = folder / CSV_NAME
-        self.done: set[Point] = set()
-        folder.mkdir(parents=True, exist_ok=True)
-        kept: list[DeviceRow] = []
-        if self.path.exists():
-            if not resume:
-                raise InputError("there are records already", got=str(self.path), hint="add to them with --resume")
-            kept = self._kept()
-        self.save()
-        TABLE.write(self.path, kept)  # last: where it is, the sidecar is too
+        hint = "add to them with --resume"
+        kept = self.begin_or_resume(TABLE, resume=resume, kept=self._kept, what="records", hint=hint)
+        self.done = {row.point for row in kept}
 
     def append(self, row: DeviceRow) -> None:
         """Add one line; it is in the file when this returns."""
@@ -194,18 +188,12 @@ class DeviceRecorder(Recorder):
                     hint="write to another folder with --out",
                 )
         self.sidecar["started"] = before.sidecar["started"]
-        self.done = {row.point for row in before.measured}
         return before.measured
 
 
 def read(path: Path, *, whole: bool = True) -> Records:
-    """Read the records at `path`, the CSV file or its folder. With `whole` false an incomplete last line is ignored.
-
-    Raises InputError with file and line for a file of another schema.
-    """
-    path = path / CSV_NAME if path.is_dir() else path
-    rows = TABLE.read(path, whole=whole)
-    sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
+    """Read the records at `path` as `read_table` does."""
+    path, sidecar, rows = read_table(path, TABLE, schema=SCHEMA, keys=SIDECAR_KEYS, whole=whole)
     return Records(path=path, sidecar=sidecar, rows=rows)
 
 

@@ -123,6 +123,18 @@ def read_sidecar(
     return found
 
 
+def read_table(
+    path: Path, table: RowTable[Row], *, schema: str, keys: Iterable[str], whole: bool
+) -> tuple[Path, dict[str, Any], tuple[Row, ...]]:
+    """Path, sidecar and rows of the records at `path`, the CSV file or its folder.
+
+    With `whole` false an incomplete last line is ignored. Raises InputError with file and line for another schema.
+    """
+    path = path / table.name if path.is_dir() else path
+    rows = table.read(path, whole=whole)
+    return path, read_sidecar(path.with_suffix(".json"), schema=schema, keys=keys, made_by=table.made_by), rows
+
+
 @dataclass(frozen=True)
 class Cells:
     """Cells of one line by column. `where` is its file and line number."""
@@ -364,6 +376,22 @@ class Recorder:
             raise InputError(
                 f"records cannot be written: {error.strerror}", got=str(self.folder), allowed="a writable folder"
             ) from None
+
+    def begin_or_resume(
+        self, table: RowTable[Row], *, resume: bool, kept: Callable[[], list[Row]], what: str, hint: str
+    ) -> list[Row]:
+        """Write the sidecar and the table with the rows that are `kept` of an earlier one, and return them.
+
+        Raises InputError for `what` is there already, unless it is to be resumed.
+        """
+        path = self.folder / table.name
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not resume:
+            raise InputError(f"there are {what} already", got=str(path), hint=hint)
+        rows = kept() if path.exists() else []
+        self.save()
+        table.write(path, rows)  # last: where it is, the sidecar is too
+        return rows
 
     def save(self, **more: Any) -> None:
         """Write the sidecar with `more` keys."""

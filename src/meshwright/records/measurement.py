@@ -31,8 +31,8 @@ class Measurement:
     """`seconds` of one call by sample, in order of measurement."""
 
     seconds: tuple[float, ...]
-    calls: int  # in each sample
-    target_ratio: float
+    calls: int = 1  # in each sample
+    target_ratio: float = 1.0
 
     @property
     def n(self) -> int:
@@ -92,7 +92,7 @@ def value_range(values: Iterable[float | None]) -> ValueRange | None:
     found = tuple(v for v in values if v is not None)
     if not found:
         return None
-    low, high = Measurement(seconds=found, calls=1, target_ratio=1.0).interval
+    low, high = Measurement(seconds=found).interval
     return ValueRange(value=statistics.median(found), low=low, high=high)
 
 

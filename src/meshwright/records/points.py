@@ -1,16 +1,7 @@
 """Points that `bench device` measures, by family: first the shapes of a model and its plan, then a grid.
 
-    gemm         m x n outputs of depth k in three layouts: forward (x w'), gradient of the inputs (y w), gradient of
-                 the weights (y' x), each with its own shape
-    attention    scores and values, causal, grouped heads, forward and backward
-    memory       a copy inside the device
-    elementwise  the gated activation and the norm, m rows of n
-    optimizer    AdamW on m parameters, fp32
-    launch       the shortest kernel, repeated: time of one launch
-    transfer     between host and device
-    training     whole steps of small models by the engine itself, in one process and with each kind of
-                 parallelism: they show the residual that kernels and collectives do not explain
-    collectives  all-reduce, all-gather, reduce-scatter, all-to-all, send-receive between processes
+docs/reference/bench-records.md has the families, their kernels and sizes (points.toml). Whole steps of small models
+show the residual that kernels and collectives do not explain.
 
 The grid is the additive recurrence of the generalised golden ratio (Roberts 2018, "The unreasonable effectiveness of
 quasirandom sequences") in logarithms of the shape: any first part of the grid covers the space evenly.
@@ -22,10 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
+from meshwright.files import record_of, toml_table
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Plan
 
@@ -52,26 +45,13 @@ class PointFamily(StrEnum):
     COLLECTIVES = "collectives"
 
 
-SHARES = {
-    PointFamily.GEMM: 0.14, PointFamily.ATTENTION: 0.08, PointFamily.MEMORY: 0.02, PointFamily.ELEMENTWISE: 0.02,
-    PointFamily.OPTIMIZER: 0.02, PointFamily.LAUNCH: 0.01, PointFamily.TRANSFER: 0.05, PointFamily.TRAINING: 0.17,
-}  # fmt: skip
-"""Shares of the time budget. A family that needs less leaves the rest to the families after it."""
+_TABLES = toml_table(Path(__file__).with_name("points.toml"))
+SHARES = {PointFamily(name): share for name, share in _TABLES["shares"].items()}
 TOGETHER_SHARE = 0.54
 """Share of the budget for several processes together, with their start."""
 COLLECTIVES_SHARE = 0.2  # of TOGETHER_SHARE; the rest is for training
 
-KERNELS = {
-    PointFamily.GEMM: ("forward", "input_gradient", "weight_gradient"),
-    PointFamily.ATTENTION: ("forward", "backward"),
-    PointFamily.MEMORY: ("copy",),
-    PointFamily.ELEMENTWISE: ("swiglu", "rms_norm"),
-    PointFamily.OPTIMIZER: ("adamw",),
-    PointFamily.LAUNCH: ("add",),
-    PointFamily.TRANSFER: ("host_to_device", "device_to_host"),
-    PointFamily.TRAINING: ("isolated", "concurrent", "ddp", "zero1", "fsdp", "tensor", "pipeline"),
-    PointFamily.COLLECTIVES: ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_receive"),
-}
+KERNELS = {PointFamily(name): tuple(kernels) for name, kernels in _TABLES["kernels"].items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,16 +142,7 @@ class Reach:
     vocab: tuple[float, float]
 
 
-REACH = {
-    "cpu": Reach(
-        gemm=(5, 11), seq_len=(6, 10), rows=(4, 12), copy=(12, 27), message=(10, 24),
-        hidden=(6, 9), head_dim=32, trained_len=(6, 9.3), trained_flops=8e10, vocab=(9, 12.6),
-    ),
-    "cuda": Reach(
-        gemm=(7, 14), seq_len=(8, 15), rows=(6, 15), copy=(16, 31), message=(10, 29),
-        hidden=(10, 13), head_dim=128, trained_len=(10, 13), trained_flops=2e14, vocab=(13, 17),
-    ),
-}  # fmt: skip
+REACH = {device_type: record_of(Reach, row) for device_type, row in _TABLES["reach"].items()}
 
 
 def points_of(

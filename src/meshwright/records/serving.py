@@ -247,6 +247,15 @@ class ServingPoint:
         return not self.refusal and self.num_ok > 0
 
 
+def token_rates(*, wall_s: float, done: int, num_input: int, num_output: int) -> dict[str, Any]:
+    """Fields of a `ServingPoint` that follow from successful requests, their tokens and the wall time."""
+    counts = {"input_tokens": num_input, "output_tokens": num_output, "total_tokens": num_input + num_output}
+    rates = {
+        f"{name}_per_s": count / wall_s if wall_s > 0 else 0.0 for name, count in {"requests": done, **counts}.items()
+    }
+    return {"wall_s": wall_s, "num_ok": done, **counts, **rates}
+
+
 LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s", "first_answer_s")
 TABLE = RowTable(kind=ServingPoint, name=CSV_NAME, what="serving records", made_by=MADE_BY, num_added=3)
 

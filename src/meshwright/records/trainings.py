@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.records.files import Recorder, RowTable, differing, read_sidecar
+from meshwright.records.files import Recorder, RowTable, differing, read_table
 from meshwright.records.sweep import Configuration
 
 SCHEMA = "meshwright bench trainings 1"
@@ -125,18 +125,8 @@ class TrainingRecorder(Recorder):
         }  # fmt: skip
         super().__init__(folder, name=SIDECAR_NAME, sidecar=sidecar)
         self.path = folder / CSV_NAME
-        self.rows: list[TrainingRow] = []
-        folder.mkdir(parents=True, exist_ok=True)
-        if self.path.exists():
-            if not resume:
-                raise InputError(
-                    "there are trainings already",
-                    got=str(self.path),
-                    hint="continue with --resume, or name another --out",
-                )
-            self._resume()
-        self.save()
-        TABLE.write(self.path, self.rows)  # last: where it is, the sidecar is too
+        hint = "continue with --resume, or name another --out"
+        self.rows = self.begin_or_resume(TABLE, resume=resume, kept=self._kept, what="trainings", hint=hint)
 
     @property
     def done(self) -> set[tuple[str, int]]:
@@ -168,8 +158,8 @@ class TrainingRecorder(Recorder):
         if not known:
             self.save(git_commit=record["git_commit"])
 
-    def _resume(self) -> None:
-        """Keep the measured rows. Settings that both sessions name must be equal."""
+    def _kept(self) -> list[TrainingRow]:
+        """Measured rows of an earlier session. Settings that both sessions name must be equal."""
         before = read(self.path, whole=False)
         for key in ("steps", "warmup"):
             if before.sidecar[key] != self.sidecar[key]:
@@ -186,15 +176,10 @@ class TrainingRecorder(Recorder):
             )  # fmt: skip
         kept = ("device", "driver", "software", "started", "git_commit")
         self.sidecar |= {key: before.sidecar[key] for key in kept} | {"configurations": then | now}
-        self.rows = [row for row in before.rows if row.status is TrainingStatus.OK]
+        return [row for row in before.rows if row.status is TrainingStatus.OK]
 
 
 def read(path: Path, *, whole: bool = True) -> Trainings:
-    """Read the records at `path`, the CSV file or its folder. With `whole` false an incomplete last line is ignored.
-
-    Raises InputError with file and line for a file of another schema.
-    """
-    path = path / CSV_NAME if path.is_dir() else path
-    rows = TABLE.read(path, whole=whole)
-    sidecar = read_sidecar(path.with_suffix(".json"), schema=SCHEMA, keys=SIDECAR_KEYS, made_by=MADE_BY)
+    """Read the records at `path` as `read_table` does."""
+    path, sidecar, rows = read_table(path, TABLE, schema=SCHEMA, keys=SIDECAR_KEYS, whole=whole)
     return Trainings(path=path, sidecar=sidecar, rows=rows)

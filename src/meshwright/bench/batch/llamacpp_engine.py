@@ -6,17 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from meshwright.bench.batch.engines import BatchTokens, EngineRequest, software_versions, whole_option
-from meshwright.bench.serving.servers.gguf_file import write_gguf
+from meshwright.bench.serving.servers.gguf_file import gguf_of
+from meshwright.bench.serving.servers.llamacpp import start
 from meshwright.bench.serving.servers.served import gguf_config
 from meshwright.errors import InputError
 
 MOST_SLOTS = 64
-DTYPES = ("f32", "f16", "bf16")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,30 +58,13 @@ class LlamaCppEngine:
 
 def load(request: EngineRequest) -> LlamaCppEngine:
     """Load a GGUF file, or a Hugging Face folder that is converted first."""
-    path, dtype = Path(request.model), request.options.get("dtype")
-    if dtype not in (None, *DTYPES):
-        raise InputError("--engine-option dtype", got=dtype, allowed=", ".join(DTYPES))
-    if (path / "config.json").is_file():
-        path = write_gguf(path, request.scratch / "model.gguf", dtype=dtype).path
-    elif path.suffix != ".gguf" or not path.is_file():
-        raise InputError(
-            "llama.cpp cannot load this model", got=request.model,
-            allowed="FILE.gguf, a Hugging Face folder, RUN.yaml or a checkpoint",
-        )  # fmt: skip
+    dtype = request.options.get("dtype")
+    path, _ = gguf_of(request.model, request.scratch, dtype=dtype, option="--engine-option dtype")
     config, _ = gguf_config(path)
     slots = whole_option(request.options, "parallel", min(MOST_SLOTS, request.most))
     context = whole_option(request.options, "context", min(request.longest, config["max_position_embeddings"]))
     threads = whole_option(request.options, "threads", len(os.sched_getaffinity(0)))
-    xllamacpp: Any = import_module("xllamacpp")
-    params = xllamacpp.CommonParams()
-    params.model.path = str(path)
-    params.port = 0
-    params.n_parallel = slots
-    params.n_ctx = context * slots
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
-    params.kv_unified = False
-    params.fit_params = False
     return LlamaCppEngine(
-        server=xllamacpp.Server(params), slots=slots, context=context, vocabulary=int(config["vocab_size"]),
-        software=software_versions("xllamacpp"),
+        server=start(str(path), port=0, slots=slots, context=context, threads=threads), slots=slots, context=context,
+        vocabulary=int(config["vocab_size"]), software=software_versions("xllamacpp"),
     )  # fmt: skip

@@ -22,13 +22,12 @@ from typing import Any
 from meshwright.bench.batch.engines import EngineRequest
 from meshwright.bench.serving.offline import LengthPair, OfflinePoint, extrapolation
 from meshwright.bench.serving.servers.processor import thread_times, wait_ratio
-from meshwright.bench.serving.servers.running import ServerStartError
+from meshwright.bench.serving.servers.running import ServerStartError, end_of
 from meshwright.json_values import parse_json
 from meshwright.records.files import now
-from meshwright.records.serving import Load, ServingPoint
+from meshwright.records.serving import Load, ServingPoint, token_rates
 
 STOP_S = 5.0
-SHOWN_LINES = 5
 
 
 class ReplicaFailedError(Exception):
@@ -98,9 +97,7 @@ class EngineReplica:
     def _ended(self) -> str:
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(timeout=STOP_S)
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        shown = " | ".join(" ".join(line.split())[:200] for line in lines[-SHOWN_LINES:] if line.strip())
-        return f"replica {self.number} ended with exit code {self.process.returncode}: {shown or 'it printed nothing'}"
+        return f"replica {self.number} ended with exit code {self.process.returncode}: {end_of(self.log)}"
 
 
 @contextmanager
@@ -209,12 +206,9 @@ def _measured(
         sum(answer[name] for answer in answers) for name in ("input_tokens", "output_tokens", "num_ok", "num_short")
     )
     point = ServingPoint(
-        load=Load(concurrency=request.num_requests), repeat=1, started=started, wall_s=wall_s,
-        num_requests=request.num_requests, num_ok=num_ok, num_short=num_short, input_tokens=inputs,
-        output_tokens=outputs, total_tokens=inputs + outputs, requests_per_s=num_ok / wall_s,
-        input_tokens_per_s=inputs / wall_s, output_tokens_per_s=outputs / wall_s,
-        total_tokens_per_s=(inputs + outputs) / wall_s, peak_in_flight=request.num_requests,
-        server_wait_ratio=max(waits, default=None),
+        load=Load(concurrency=request.num_requests), repeat=1, started=started, num_requests=request.num_requests,
+        num_short=num_short, peak_in_flight=request.num_requests, server_wait_ratio=max(waits, default=None),
+        **token_rates(wall_s=wall_s, done=num_ok, num_input=inputs, num_output=outputs),
     )  # fmt: skip
     return OfflinePoint(
         pair=pair,

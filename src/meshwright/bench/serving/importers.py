@@ -21,7 +21,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.json_values import load_text, parse_json
-from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, TokenSource
+from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, TokenSource, token_rates
 
 
 class ResultFormat(StrEnum):
@@ -151,18 +151,13 @@ def _counted(
     num_input: int,
     num_output: int,
     wall_s: float,
+    **measured: Any,
 ) -> ServingPoint:
-    """A point without latencies; its rates are the counts over the wall time."""
-
-    def per_s(count: int) -> float:
-        return count / wall_s if wall_s else 0.0
-
+    """A point; rates that were not `measured` are the counts over the wall time."""
+    rates = token_rates(wall_s=wall_s, done=done, num_input=num_input, num_output=num_output)
     return ServingPoint(
-        load=load, repeat=1, started=str(started or ""), wall_s=wall_s, token_source=source,
-        num_requests=done + sum(errors.values()), num_ok=done, errors={name: n for name, n in errors.items() if n},
-        input_tokens=num_input, output_tokens=num_output, total_tokens=num_input + num_output,
-        requests_per_s=per_s(done), input_tokens_per_s=per_s(num_input), output_tokens_per_s=per_s(num_output),
-        total_tokens_per_s=per_s(num_input + num_output),
+        load=load, repeat=1, started=str(started or ""), token_source=source, num_requests=done + sum(errors.values()),
+        errors={name: n for name, n in errors.items() if n}, **rates | measured,
     )  # fmt: skip
 
 
@@ -258,13 +253,11 @@ def _vllm_like(
         gaps.append("its ITL is the gap between chunks over all requests, not the time per output token")
     if others := _not_read(document):
         gaps.append(f"not read: {', '.join(others)}")
-    counted = _counted(
+    point = _counted(
         _load(document, where),
         started=document.get("date"), source=TokenSource.TOKENIZER, done=done, errors={"http_error": num_failed},
         num_input=num_input, num_output=num_output, wall_s=wall_s,
-    )  # fmt: skip
-    point = replace(
-        counted, requests_per_s=_needed(document, "request_throughput", where),
+        requests_per_s=_needed(document, "request_throughput", where),
         output_tokens_per_s=_needed(document, "output_throughput", where),
         total_tokens_per_s=_needed(document, total, where),
         good_requests_per_s=_number(
@@ -331,13 +324,11 @@ def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     if mean_input is None:
         gaps.append("input tokens are not in the file: total tokens/s count the output only")
     config = document.get("input_config") or {}
-    counted = _counted(
+    point = _counted(
         _aiperf_load(config, where), started=document.get("start_time"), source=TokenSource.TOKENIZER, done=done,
         errors={"http_error": round(average("error_request_count") or 0)},
         num_input=num_input, num_output=num_output, wall_s=wall_s,
-    )  # fmt: skip
-    point = replace(
-        counted, requests_per_s=average("request_throughput") or 0.0, output_tokens_per_s=output_per_s,
+        requests_per_s=average("request_throughput") or 0.0, output_tokens_per_s=output_per_s,
         good_requests_per_s=average("goodput"), ttft_s=latency("time_to_first_token"),
         tpot_s=latency("inter_token_latency"), chunk_gap_s=latency("inter_chunk_latency"),
         e2e_s=latency("request_latency"),
@@ -420,13 +411,11 @@ def _guidellm_one(
         "file",
         "its time_per_output_token_ms includes the first token and is not read",
     ]
-    counted = _counted(
+    point = _counted(
         load, started=benchmark.get("start_time"), source=TokenSource.MIXED, done=done,
         errors={"http_error": failed, "cancelled": cancelled},
         num_input=num_input, num_output=num_output, wall_s=wall_s,
-    )  # fmt: skip
-    point = replace(
-        counted, ttft_s=latency("time_to_first_token_ms", 1e-3), tpot_s=latency("inter_token_latency_ms", 1e-3),
+        ttft_s=latency("time_to_first_token_ms", 1e-3), tpot_s=latency("inter_token_latency_ms", 1e-3),
         e2e_s=latency("request_latency", 1.0),
     )  # fmt: skip
     return ImportedResult(

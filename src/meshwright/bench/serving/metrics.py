@@ -17,7 +17,16 @@ import numpy as np
 
 from meshwright.bench.serving.loads import LoadOutcome
 from meshwright.records.measurement import Measurement
-from meshwright.records.serving import Latency, Load, RequestRecord, RequestStatus, ServingPoint, TokenSource, sum_known
+from meshwright.records.serving import (
+    Latency,
+    Load,
+    RequestRecord,
+    RequestStatus,
+    ServingPoint,
+    TokenSource,
+    sum_known,
+    token_rates,
+)
 
 STEADY_RATIO = 0.9
 MANY = 100
@@ -61,7 +70,7 @@ def _median_interval(ordered: np.ndarray) -> tuple[float, float]:
     """95 % interval of the median by order statistics; the range below six samples."""
     n = len(ordered)
     if n < MANY:
-        return Measurement(seconds=tuple(map(float, ordered)), calls=1, target_ratio=1.0).interval
+        return Measurement(seconds=tuple(map(float, ordered))).interval
     k = max(1, math.floor(n / 2 - 0.98 * math.sqrt(n)))
     return float(ordered[k - 1]), float(ordered[n - k])
 
@@ -90,9 +99,7 @@ def serving_point(
         repeat=repeat,
         started=started,
         interrupted=outcome.interrupted,
-        wall_s=wall_s,
         num_requests=outcome.num_sent,
-        num_ok=len(done),
         errors=dict(Counter(r.status for r in failed)),
         http_statuses=dict(Counter(str(r.http_status) for r in failed if r.http_status is not None)),
         num_reconnects=sum(r.num_reconnects for r in records),
@@ -101,14 +108,7 @@ def serving_point(
         num_malformed_events=sum(r.num_malformed for r in records),
         num_short=sum(r.output_tokens < r.asked_output_tokens for r in done),
         token_source=_source(done),
-        input_tokens=num_input,
-        output_tokens=num_output,
-        total_tokens=num_input + num_output,
         lost_output_tokens=sum(max(r.output_tokens, len(r.chunk_s)) for r in failed),
-        requests_per_s=per_s(len(done)),
-        input_tokens_per_s=per_s(num_input),
-        output_tokens_per_s=per_s(num_output),
-        total_tokens_per_s=per_s(num_input + num_output),
         steady_s=steady[1] - steady[0] if steady else None,
         steady_output_tokens_per_s=rates[0] if rates else None,
         steady_total_tokens_per_s=rates[1] if rates else None,
@@ -121,6 +121,7 @@ def serving_point(
         good_ratio=None if good is None or not records else good / len(records),
         reasoning_tokens=sum(r.num_reasoning for r in done),
         chunks_per_s=per_s(sum(len(r.chunk_s) for r in records)),
+        **token_rates(wall_s=wall_s, done=len(done), num_input=num_input, num_output=num_output),
         **_latencies(done),
     )
 

@@ -31,6 +31,7 @@ ARCHITECTURES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
+FORMATS = ("f32", "f16", "bf16")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # token types of the specification
 PRE_TOKENIZERS = {  # part of the pattern -> llama.cpp's name
     r"\p{N}{1,3}": "llama-bpe",
@@ -98,6 +99,23 @@ def write_gguf(folder: Path, path: Path, *, dtype: str | None = None) -> GgufFil
         path=path, architecture=architecture, num_parameters=count, notes=notes,
         context_length=int(config["max_position_embeddings"]),
     )  # fmt: skip
+
+
+def gguf_of(model: str, scratch: Path, *, dtype: str | None, option: str) -> tuple[Path, GgufFile | None]:
+    """The GGUF file of `model`: itself, or one that is written to `scratch` from a Hugging Face folder.
+
+    Raises InputError for another model, and for a `dtype`, the value of `option`, that is none.
+    """
+    path = Path(model)
+    if dtype not in (None, *FORMATS):
+        raise InputError(option, got=dtype, allowed=", ".join(FORMATS))
+    if (path / "config.json").is_file():
+        made = write_gguf(path, scratch / "model.gguf", dtype=dtype)
+        return made.path, made
+    if path.suffix == ".gguf" and path.is_file():
+        return path, None
+    allowed = "FILE.gguf, a Hugging Face folder, RUN.yaml or a checkpoint"
+    raise InputError("llama.cpp cannot load this model", got=model, allowed=allowed)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,12 +84,12 @@ def running(
             spent_s = time.monotonic() - begin_s
             if process.poll() is not None:
                 raise ServerStartError(
-                    f"the server {command.name} ended with exit code {process.returncode}: {_end_of(log)}",
+                    f"the server {command.name} ended with exit code {process.returncode}: {end_of(log)}",
                     hint=f"its output is in {log}",
                 )
             if spent_s > timeout_s:
                 raise ServerStartError(
-                    f"the server {command.name} did not answer within {timeout_s:g} s: {_end_of(log)}",
+                    f"the server {command.name} did not answer within {timeout_s:g} s: {end_of(log)}",
                     hint=f"--start-timeout SECONDS; its output is in {log}",
                 )
             waiting(spent_s)
@@ -119,7 +119,8 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _end_of(log: Path) -> str:
-    lines: Sequence[str] = log.read_text(encoding="utf-8", errors="replace").splitlines()
+def end_of(log: Path) -> str:
+    """Last lines of a log, on one line."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     shown = [" ".join(line.split())[:200] for line in lines if line.strip()][-SHOWN_LINES:]
     return " | ".join(shown) or "it printed nothing"

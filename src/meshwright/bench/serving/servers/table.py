@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.bench.serving.mock import MODEL as MOCK_MODEL
-from meshwright.bench.serving.servers.gguf_file import write_gguf
+from meshwright.bench.serving.servers.gguf_file import gguf_of
 from meshwright.bench.serving.servers.running import ServerCommand
 from meshwright.bench.serving.servers.served import (
     LLAMACPP_CACHE,
@@ -45,14 +45,6 @@ class ServedModel:
     @property
     def path(self) -> Path:
         return Path(self.text)
-
-    @property
-    def is_gguf(self) -> bool:
-        return self.path.suffix == ".gguf"
-
-    @property
-    def is_folder(self) -> bool:
-        return (self.path / "config.json").is_file()
 
 
 def parse_options(pairs: Sequence[str]) -> dict[str, str]:
@@ -97,32 +89,24 @@ def _llamacpp(model: ServedModel | None, port: int, options: dict[str, str], in_
         raise MissingDependencyError(
             "--server llamacpp needs xllamacpp, which is not installed", hint=install_command("llamacpp")
         )
-    notes: tuple[str, ...] = ()
     dtype, context = options.pop("dtype", None), options.pop("context", None)
-    if dtype not in (None, "f32", "f16", "bf16"):
-        raise InputError("--server-option dtype", got=dtype, allowed="f32, f16, bf16")
-    if model.is_folder:
-        made = write_gguf(model.path, model.scratch / "model.gguf", dtype=dtype)
-        path, notes, context = made.path, made.notes, context or str(made.context_length)
-        config = folder_config(model.path)
-        stored = stored_precision(config)
-    elif model.is_gguf and model.path.is_file():
-        config, stored = gguf_config(model.path)
-        path, context = model.path, context or str(config["max_position_embeddings"])
+    path, made = gguf_of(model.text, model.scratch, dtype=dtype, option="--server-option dtype")
+    if made is None:
+        config, stored = gguf_config(path)
+        length = config["max_position_embeddings"]
     else:
-        raise InputError(
-            "llama.cpp cannot load this model", got=model.text,
-            allowed="FILE.gguf, a Hugging Face folder, RUN.yaml or a checkpoint",
-        )  # fmt: skip
+        config, length = folder_config(model.path), made.context_length
+        stored = stored_precision(config)
     parallel = options.pop("parallel", str(min(MOST_SLOTS, in_flight)))
     argv = [
         sys.executable, "-m", "meshwright.bench.serving.servers.llamacpp", str(path), "--port", str(port),
-        "--alias", SERVED_NAME, "--parallel", parallel, "--context", context, *_flags(options),
+        "--alias", SERVED_NAME, "--parallel", parallel, "--context", context or str(length), *_flags(options),
     ]  # fmt: skip
     served = served_document(
         config, precision=PRECISIONS[dtype] if dtype else stored, kv_precision=LLAMACPP_CACHE,
         slots=_whole(parallel),
     )  # fmt: skip
+    notes = made.notes if made else ()
     return ServerCommand(name="llamacpp", argv=tuple(argv), model=SERVED_NAME, port=port, notes=notes, served=served)
 
 
