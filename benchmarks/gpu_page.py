@@ -10,7 +10,7 @@ from benchmarks.gpu_results import RIVALS, GpuResults, by_operation, geometric_m
 from meshwright.answers.overview.collect import RecordReport, collect
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
-from meshwright.report.figures import WIDTH
+from meshwright.report.charts import WIDTH
 from meshwright.report.html import write_page
 from meshwright.report.overview.page import ReportFigure, ReportSection, record_page
 

@@ -25,22 +25,14 @@ from meshwright.answers.training_run import MeasuredQuantity
 from meshwright.mlperf.benchmarks import load_benchmark
 from meshwright.mlperf.compare import compare_sets
 from meshwright.mlperf.convergence import reference_points
+from meshwright.report.charts import BLUE, GREEN, INK, ORANGE, RED, WIDTH, color_by
 from meshwright.report.comparison.page import gap_chart, gap_legend
-from meshwright.report.figures import (
-    FAMILY_COLORS,
-    INK,
-    WIDTH,
-    color_by,
-    memory_legend,
-    memory_over_time_svg,
-    svg,
-    waterfall_svg,
-)
+from meshwright.report.figures import FAMILY_COLORS, memory_legend, memory_over_time_svg, svg, waterfall_svg
 from meshwright.report.ingest import recall_svg
 from meshwright.report.mlperf import group_colors, scores_svg
 from meshwright.report.notebook import ranking_svg
 from meshwright.report.scale import efficiency_svg
-from meshwright.report.training_figures import BLUE, GREEN, ORANGE, RED, loss_svg, ratio_legend, ratio_svg
+from meshwright.report.training_figures import loss_svg, ratio_legend, ratio_svg
 from meshwright.specs.estimate import Estimate, Tier
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
+
+Item = TypeVar("Item")
 
 LONGEST_UNBROKEN = 20
 """Shorter cells are quantities with a unit; longer ones are sentences, which may wrap."""
@@ -18,6 +21,15 @@ class TextTable:
     rows: Sequence[Sequence[object]]
     caption: str = ""
     text_columns: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls, title: str, items: Iterable[Item], columns: Mapping[str, Callable[[Item], object]], *,
+        caption: str = "", text_columns: tuple[str, ...] = (),
+    ) -> TextTable:  # fmt: skip
+        """Return a table of a row for each item; `columns` has the cell of an item by its heading."""
+        rows = [tuple(cell(item) for cell in columns.values()) for item in items]
+        return cls(title=title, headings=tuple(columns), rows=rows, caption=caption, text_columns=text_columns)
 
 
 def unbroken(cell: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from math import isfinite
 from typing import Any
 
@@ -15,7 +16,24 @@ from meshwright.accuracy.report import HEADLINE, AccuracyReport, RowReport
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.calibration.parameters import fitted
-from meshwright.report.figures import FAINT, INK, ROOMY, WIDTH, alt, color_by, svg
+from meshwright.report.charts import (
+    BLUE,
+    FAINT,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    ROOMY,
+    WIDTH,
+    across,
+    alt,
+    chart_of,
+    color_by,
+    lines_of,
+    rule_at,
+    up,
+)
+from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.version import __version__
 
@@ -225,7 +243,6 @@ def _section(shown: TextTable, *, above: list[str] | None = None) -> PageSection
 # --- figures ---
 
 
-BLUE, GREEN, ORANGE, PURPLE = "#3f78b5", "#4c9a6a", "#d98a35", "#8b6bb1"
 SIDE = 560
 NEAR = 0.2
 """Relative width of the band on each side of a perfect prediction."""
@@ -270,20 +287,15 @@ def predicted_svg(report: AccuracyReport) -> str:
     line = [{"x": e, "y": e, "low": e * (1 - NEAR), "high": e * (1 + NEAR)} for e in ends]
     scale = alt.Scale(type="log", domain=ends, nice=False)
     first, last = (int(np.floor(np.log10(end))) for end in ends)
-    axis = alt.Axis(format="~s", values=[10.0**k for k in range(first + 1, last + 1)], grid=True)
-
-    def x(field: str) -> alt.X:
-        return alt.X(field, type="quantitative", scale=scale, axis=axis, title="measured tokens/s per device")
-
-    def y(field: str) -> alt.Y:
-        return alt.Y(field, type="quantitative", scale=scale, axis=axis, title="predicted tokens/s per device")
-
-    band = alt.Chart(alt.Data(values=line)).mark_area(opacity=0.5, color=FAINT, clip=True, aria=False)
-    exact = alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1, aria=False)
-    dots = alt.Chart(alt.Data(values=points)).mark_circle(size=16, opacity=0.55, aria=False)
+    axis = {"scale": scale, "format": "~s", "values": [10.0**k for k in range(first + 1, last + 1)], "grid": True}
+    x = partial(across, title="measured tokens/s per device", **axis)
+    y = partial(up, title="predicted tokens/s per device", **axis)
+    band = chart_of(line).mark_area(opacity=0.5, color=FAINT, clip=True, aria=False)
+    exact = chart_of(line).mark_line(color=INK, strokeWidth=1, aria=False)
+    dots = chart_of(points).mark_circle(size=16, opacity=0.55, aria=False)
     worst = _worst(report, ends)
     names = [
-        alt.Chart(alt.Data(values=[w for w in worst if w["is_over"] == is_over]))
+        chart_of([w for w in worst if w["is_over"] == is_over])
         .mark_text(align="right" if is_over else "left", dx=-6 if is_over else 6, color=INK, style=ROOMY)
         .encode(x=x("measured"), y=y("predicted"), text="id:N")
         for is_over in (True, False)
@@ -329,15 +341,12 @@ def errors_svg(report: AccuracyReport, *, by: str) -> str | None:
     if not rows:
         return None
     scale = alt.Scale(domain=[-1, MAX_ERROR], clamp=True, nice=False)
-    x = alt.X("low:Q", scale=scale, axis=alt.Axis(format="+%", tickCount=6), title="prediction against measurement")
-    y = alt.Y("group:N", sort=[row["group"] for row in rows], title=None, axis=alt.Axis(labelLimit=260))
-    base = alt.Chart(alt.Data(values=rows)).encode(y=y)
-    exact = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=FAINT).encode(x=alt.X("x:Q", scale=scale))
+    x = across("low", scale=scale, format="+%", tickCount=6, title="prediction against measurement")
+    base, exact = lines_of(rows, "group", labelLimit=260), rule_at(0, scale=scale, color=FAINT)
     whole = base.mark_rule(color=BLUE, strokeWidth=1.5).encode(x=x, x2="high:Q")
-    middle = base.mark_bar(color=BLUE, opacity=0.55, height={"band": 0.55}).encode(
-        x=alt.X("quarter:Q", scale=scale), x2="three_quarters:Q"
-    )
-    median = base.mark_tick(color=INK, thickness=2, size=14).encode(x=alt.X("median:Q", scale=scale))
+    half = base.mark_bar(color=BLUE, opacity=0.55, height={"band": 0.55})
+    middle = half.encode(x=across("quarter", scale=scale), x2="three_quarters:Q")
+    median = base.mark_tick(color=INK, thickness=2, size=14).encode(x=across("median", scale=scale))
     chart = alt.layer(exact, whole, middle, median).properties(width=WIDTH, height={"step": 20})
     return svg(chart, title=f"Error of the predicted rate by {by}")
 

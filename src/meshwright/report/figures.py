@@ -1,20 +1,15 @@
-"""Figures as inline SVG, drawn offline by Altair and vl-convert.
-
-Text, axes and grid are drawn in two placeholder colours that the page's style sheet replaces by its own, so
-that one figure serves a light page, a dark one and paper.
-"""
+"""Figures as inline SVG, drawn offline by Altair and vl-convert."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from importlib import import_module
 from importlib.util import find_spec
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import Path
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -24,39 +19,36 @@ from meshwright.answers.quantities import percent, seconds
 from meshwright.errors import InputError, printable
 from meshwright.files import write_atomically
 from meshwright.planner.rank_memory import RankMemory
+from meshwright.report.charts import (
+    BLUE,
+    FAINT,
+    GRAY,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    ROOMY,
+    TEAL,
+    WIDTH,
+    across,
+    alt,
+    chart_of,
+    color_by,
+    lines_of,
+    stacked,
+    up,
+)
 from meshwright.units import gib
 
-if TYPE_CHECKING:
-    import altair as alt
-else:
-
-    class Altair:
-        """The package, imported at its first use: it takes a third of a second, which terminal tables do not need."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(import_module("altair"), name)
-
-    alt = Altair()
-
-INK, FAINT = "#16191d", "#c8ccd2"
-"""Placeholders for the page's text and line colours."""
-
 FAMILY_COLORS = {
-    ComponentFamily.MATRIX: "#3f78b5",
-    ComponentFamily.MEMORY: "#6bb0b8",
-    ComponentFamily.RECOMPUTATION: "#8b6bb1",
-    ComponentFamily.COMMUNICATION: "#d98a35",
-    ComponentFamily.WAITING: "#b5525c",
-}
+    ComponentFamily.MATRIX: BLUE, ComponentFamily.MEMORY: TEAL, ComponentFamily.RECOMPUTATION: PURPLE,
+    ComponentFamily.COMMUNICATION: ORANGE, ComponentFamily.WAITING: RED,
+}  # fmt: skip
 MEMORY_COLORS = {
-    "weights": "#3f78b5",
-    "gradients": "#6bb0b8",
-    "optimizer": "#4c9a6a",
-    "activations": "#d98a35",
-    "workspace": "#8b6bb1",
-    "beside the allocator": "#8a919b",
-}
-WIDTH = 560
+    "weights": BLUE, "gradients": TEAL, "optimizer": GREEN, "activations": ORANGE, "workspace": PURPLE,
+    "beside the allocator": GRAY,
+}  # fmt: skip
 NARROW_WIDTH, NARROW_HEIGHT, NARROW_LABELS = 205, 280, 105
 """Pixels of the plot and of the labels of its axis on a phone."""
 NARROW_TITLE = 34
@@ -65,9 +57,6 @@ WIDE_FIGURE, NARROW_FIGURE = 728, 350
 """Pixels of a whole figure: one of two columns, and a phone's window, show its texts at their size or larger."""
 PARETO_HEIGHT, LETTER_WIDTH = 300, 7.6
 """Pixels of a plot with a Pareto front, and of a letter."""
-ROOMY = "roomy"
-"""Style of a mark that a phone has no room for."""
-
 DRAWS = "vl_convert"
 HOW_TO_DRAW = "figures are drawn by the package vl-convert-python, which is not installed"
 """33 MiB, which a bundle for a machine without a network may leave behind (scripts/bundle.py)."""
@@ -91,7 +80,7 @@ def memory_legend() -> list[tuple[str, str]]:
     return list(MEMORY_COLORS.items())
 
 
-def svg(chart: Any, *, title: str) -> str:
+def svg(drawn: Any, *, title: str) -> str:
     """The SVG text of an Altair chart, to stand inside a page; `title` is for screen readers.
 
     It is drawn twice: for wide windows and paper, and for phones, whose style sheet shows the second. Without
@@ -99,7 +88,7 @@ def svg(chart: Any, *, title: str) -> str:
     """
     if find_spec(DRAWS) is None:
         return f"<p>The figure “{escape(title)}” is left out: {HOW_TO_DRAW}.</p>"
-    spec = chart.configure(**chart_config()).to_dict()
+    spec = drawn.configure(**chart_config()).to_dict()
     wide = _fitted(spec, WIDE_FIGURE, title=title, attributes='class="for-wide"')
     # A notebook has no style sheet of ours: the narrow figure is hidden unless a page shows it.
     hidden = 'class="for-narrow" style="display:none"'
@@ -170,12 +159,10 @@ def waterfall_svg(components_s: Mapping[str, float]) -> str:
         for row, (name, length) in zip(stacked(shown), shown.items(), strict=True)
     ]  # fmt: skip
     limit = max(accumulate(shown.values()))
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("part:N", sort=[row["part"] for row in rows], title=None))
-    bars = base.mark_bar(height={"band": 0.72}).encode(
-        x=alt.X("start:Q", title="seconds of one step", scale=alt.Scale(domain=[0, limit * 1.22], nice=False)),
-        x2="end:Q",
-        color=color_by("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows}),
-    )
+    base, scale = lines_of(rows, "part"), alt.Scale(domain=[0, limit * 1.22], nice=False)
+    color = color_by("family", {f.value: c for f, c in FAMILY_COLORS.items()}, {r["family"] for r in rows})
+    x = across("start", title="seconds of one step", scale=scale)
+    bars = base.mark_bar(height={"band": 0.72}).encode(x=x, x2="end:Q", color=color)
     text = base.mark_text(align="left", dx=5, color=INK).encode(x="end:Q", text="text:N")
     return svg((bars + text).properties(width=WIDTH, height={"step": 24}), title="Step time by component")
 
@@ -184,25 +171,25 @@ def memory_svg(parts_bytes: Mapping[str, float], *, capacity_bytes: float) -> st
     """Memory of the fullest stage as one bar, and the capacity as a line."""
     rows = stacked({name: gib(size) for name, size in parts_bytes.items()}, row="reserved")
     scale = alt.Scale(domain=[0, gib(max(sum(parts_bytes.values()), capacity_bytes)) * 1.08], nice=False)
-    bars = alt.Chart(alt.Data(values=rows)).mark_bar().encode(
-        x=alt.X("start:Q", title="GiB per device", scale=scale), x2="end:Q",
+    bars = chart_of(rows).mark_bar().encode(
+        x=across("start", title="GiB per device", scale=scale), x2="end:Q",
         y=alt.Y("row:N", title=None, axis=None), color=color_by("part", MEMORY_COLORS, parts_bytes),
     )  # fmt: skip
-    limit = alt.Chart(alt.Data(values=[{"x": gib(capacity_bytes), "text": "capacity"}]))
+    limit = chart_of([{"x": gib(capacity_bytes), "text": "capacity"}])
     rule = limit.mark_rule(color=INK, strokeWidth=2).encode(x="x:Q")
     text = limit.mark_text(align="right", dx=-5, dy=-28, color=INK).encode(x="x:Q", text="text:N")
-    chart = (bars + rule + text).properties(width=WIDTH + 140, height=48)
-    return svg(chart, title="Memory of the fullest pipeline stage by part")
+    drawn = (bars + rule + text).properties(width=WIDTH + 140, height=48)
+    return svg(drawn, title="Memory of the fullest pipeline stage by part")
 
 
 def rank_memory_svg(ranks: Sequence[RankMemory]) -> str:
     """Memory of a device of every pipeline rank as a bar of parts."""
     rows = [r for f in ranks for r in stacked({n: gib(size) for n, size in f.parts_bytes.items()}, rank=f.rank)]
-    chart = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.8}).encode(
-        x=alt.X("start:Q", title="GiB per device"), x2="end:Q", y=alt.Y("rank:O", title="pipeline rank"),
+    drawn = chart_of(rows).mark_bar(height={"band": 0.8}).encode(
+        x=across("start", title="GiB per device"), x2="end:Q", y=alt.Y("rank:O", title="pipeline rank"),
         color=color_by("part", MEMORY_COLORS, {r["part"] for r in rows}),
     )  # fmt: skip
-    return svg(chart.properties(width=WIDTH, height={"step": 18}), title="Memory of every pipeline rank by part")
+    return svg(drawn.properties(width=WIDTH, height={"step": 18}), title="Memory of every pipeline rank by part")
 
 
 LEAST_POINTS = 48
@@ -225,39 +212,21 @@ def memory_over_time_svg(found: MemoryOverTime) -> str:
         points = zip(apart[some].tolist(), low[some].tolist(), high[some].tolist(), strict=True)
         rows += [{"part": name, "s": s, "start": gib(below), "end": gib(above)} for s, below, above in points]
         low = high
-    x = alt.X("s:Q", title="seconds of one step", scale=alt.Scale(domain=[0, end], nice=False))
-    areas = alt.Chart(alt.Data(values=rows)).mark_area()
-    chart = areas.encode(
-        x=x, y=alt.Y("start:Q", title="GiB per device"), y2="end:Q", color=color_by("part", MEMORY_COLORS, columns)
-    )
+    x = across("s", title="seconds of one step", scale=alt.Scale(domain=[0, end], nice=False))
+    y, color = up("start", title="GiB per device"), color_by("part", MEMORY_COLORS, columns)
+    areas = chart_of(rows).mark_area().encode(x=x, y=y, y2="end:Q", color=color)
     title = f"Memory of rank {found.rank} during one step by part"
-    return svg(chart.properties(width=WIDTH, height=220), title=title)
+    return svg(areas.properties(width=WIDTH, height=220), title=title)
 
 
 def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, str] | None = None) -> str:
     """Bars of shares that sum to one, in the order given, with `labels` or else percentages."""
     labels = labels or {name: percent(share) for name, share in shares.items()}
     rows = [{"name": n, "share": s, "text": labels[n]} for n, s in shares.items()]
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", sort=[r["name"] for r in rows], title=None),
-        x=alt.X("share:Q", axis=alt.Axis(format="%"), title=None, scale=alt.Scale(domain=[0, 1])),
-    )
-    bars = base.mark_bar(color="#3f78b5", height={"band": 0.7})
+    base = lines_of(rows).encode(x=across("share", title=None, scale=alt.Scale(domain=[0, 1]), format="%"))
+    bars = base.mark_bar(color=BLUE, height={"band": 0.7})
     texts = base.mark_text(align="left", dx=5, color=INK).encode(text="text:N")
     return svg((bars + texts).properties(width=WIDTH, height={"step": 22}), title=title)
-
-
-def stacked(sizes: Mapping[str, float], **row: object) -> list[dict[str, Any]]:
-    """Rows of the parts of a bar, each of which begins where the one before it ends. `row`: what all have."""
-    ends = accumulate(sizes.values(), initial=0.0)
-    return [{**row, "part": name, "start": a, "end": b} for name, (a, b) in zip(sizes, pairwise(ends), strict=True)]
-
-
-def color_by(field: str, colors: Mapping[str, str], present: Iterable[str] | None = None) -> Any:
-    """The colour of a row by a field: of the names that are present, or of all of `colors`."""
-    names = [name for name in colors if present is None or name in {*present}]
-    scale = alt.Scale(domain=names, range=[colors[name] for name in names])
-    return alt.Color(f"{field}:N", scale=scale, legend=None)
 
 
 def pareto_svg(rows: Sequence[dict[str, Any]], *, x: Any, y: Any, title: str, is_log: bool = False) -> str:
@@ -266,16 +235,16 @@ def pareto_svg(rows: Sequence[dict[str, Any]], *, x: Any, y: Any, title: str, is
     Those on the Pareto front are joined by a line. A name that would lie on another one is left to the table.
     `is_log`: the x axis is logarithmic.
     """
-    base = alt.Chart(alt.Data(values=list(rows))).encode(x=x, y=y)
-    color = color_by("front", {"no": "#3f78b5", "yes": "#4c9a6a"})
-    line = base.transform_filter("datum.front == 'yes'").mark_line(color="#4c9a6a", strokeWidth=1.5)
+    base = chart_of(rows).encode(x=x, y=y)
+    color = color_by("front", {"no": BLUE, "yes": GREEN})
+    line = base.transform_filter("datum.front == 'yes'").mark_line(color=GREEN, strokeWidth=1.5)
     layers = [line.encode(order="x:Q"), base.mark_point(filled=True, size=70, opacity=1).encode(color=color)]
     if "low" in rows[0]:
         layers.append(base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color))
     on_phone = _apart(rows, width=NARROW_WIDTH, is_log=is_log)
     for row in _apart(rows, width=WIDTH - 60, is_log=is_log):
         left = row["align"] == "left"
-        text = alt.Chart(alt.Data(values=[row])).mark_text(
+        text = chart_of([row]).mark_text(
             align=row["align"], dx=7 if left else -7, dy=-6, color=INK, style=[] if row in on_phone else [ROOMY]
         )
         layers.append(text.encode(x=x, y=y, text="name:N"))
@@ -299,11 +268,6 @@ def _apart(rows: Sequence[dict[str, Any]], *, width: float, is_log: bool) -> lis
     return found
 
 
-def bounded_scale(ends: list[float]) -> Any:
-    """A logarithmic scale that ends at `ends`, outside which nothing is drawn."""
-    return alt.Scale(type="log", domain=ends, nice=False, clamp=True)
-
-
 def chart_config() -> dict[str, Any]:
     """Configuration of every figure: colours of the page, sizes of text, no overlapping tick labels."""
     axis = {
@@ -317,34 +281,6 @@ def chart_config() -> dict[str, Any]:
         "legend": {"labelColor": INK, "titleColor": INK, "labelFontSize": 12, "labelLimit": 260, "columnPadding": 40},
         "view": {"stroke": None}, "text": {"fontSize": 12},
     }  # fmt: skip
-
-
-# --- outliers ---
-
-
-OUTLIER_COLOR = "#d98a35"
-OUTLIER_LEGEND = ("longer than the axis: cut, its value stands beside it", OUTLIER_COLOR)
-
-FACTOR = 5.0
-"""A value so many times the next smaller one is beyond the axis; then the others keep a fifth of it at least."""
-
-MOST_SHARE = 1 / 3
-"""Share of the values that may be outliers. More are a second group, which the axis holds."""
-
-
-def axis_end(sizes: Sequence[float]) -> float:
-    """Largest of `sizes` that an axis from zero has to hold; a larger one is an outlier.
-
-    >>> axis_end([1.0, 1.1, 1.2, 90.0])
-    1.2
-    >>> axis_end([1.0, 90.0]), axis_end([1.0, 1.1, 80.0, 90.0])
-    (90.0, 90.0)
-    """
-    ordered = sorted(sizes, reverse=True)
-    for i in range(int(len(ordered) * MOST_SHARE), 0, -1):
-        if 0 < FACTOR * ordered[i] < ordered[i - 1]:
-            return ordered[i]
-    return ordered[0]
 
 
 # --- files ---

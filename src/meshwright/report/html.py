@@ -24,7 +24,8 @@ from typing import Any
 from meshwright.answers.text_table import TextTable, unbroken
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
-from meshwright.report.figures import FAINT, INK, svg
+from meshwright.report.charts import FAINT, INK
+from meshwright.report.figures import svg
 from meshwright.version import __version__
 
 LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<repository>[\w.-]+/[\w.-]*\w)")

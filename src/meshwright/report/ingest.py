@@ -12,9 +12,9 @@ from meshwright.answers.text_table import TextTable
 from meshwright.bench.ingest.summary import BuildSummary, IngestSummary, SearchSummary, summarize
 from meshwright.records.ingest import STAGES, IndexBuild, IngestMode, IngestPass, IngestRecords, IngestRow
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import WIDTH, alt, color_by, pareto_svg, svg
+from meshwright.report.charts import BLUE, GRAY, GREEN, ORANGE, WIDTH, across, alt, color_by, lines_of, up
+from meshwright.report.figures import pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
-from meshwright.report.training_figures import BLUE, GREEN
 from meshwright.units import format_bytes
 
 
@@ -183,7 +183,7 @@ def _ms(found: ValueRange | None) -> str:
 # --- the page ---
 
 
-STAGE_COLORS: dict[str, str] = dict(zip(STAGES, ("#8a919b", "#d98a35", BLUE, GREEN), strict=True))
+STAGE_COLORS: dict[str, str] = dict(zip(STAGES, (GRAY, ORANGE, BLUE, GREEN), strict=True))
 
 
 def ingest_page(records: IngestRecords) -> str:
@@ -237,11 +237,9 @@ def stages_svg(found: IngestSummary) -> str:
         for place, stage in enumerate(STAGES)
         if (pace := p.stage_rate(stage, "chunks_per_s")) is not None
     ]
-    order = list(dict.fromkeys(row["pass"] for row in rows))
-    chart = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.7}).encode(
-        y=alt.Y("pass:N", sort=order, title=None, axis=alt.Axis(labelLimit=420)),
-        x=alt.X("sum(seconds):Q", title="seconds for 1,000 chunks"),
-        color=color_by("stage", STAGE_COLORS), order="order:Q",
+    chart = lines_of(rows, "pass", labelLimit=420).mark_bar(height={"band": 0.7}).encode(
+        x=across("sum(seconds)", title="seconds for 1,000 chunks"), color=color_by("stage", STAGE_COLORS),
+        order="order:Q",
     )  # fmt: skip
     return svg(chart.properties(width=WIDTH - 120, height={"step": 26}), title="Seconds of each stage")
 
@@ -256,8 +254,8 @@ def recall_svg(found: IngestSummary) -> str:
         and (recall := s.value("recall")) is not None
         and (p50 := s.value("p50_s")) is not None
     ]
-    x = alt.X("x:Q", title="median latency of one query, ms", scale=alt.Scale(type="log"), axis=alt.Axis(grid=True))
-    y = alt.Y("y:Q", title="recall", scale=alt.Scale(zero=False), axis=alt.Axis(grid=True))
+    x = across("x", title="median latency of one query, ms", scale=alt.Scale(type="log"), grid=True)
+    y = up("y", title="recall", scale=alt.Scale(zero=False), grid=True)
     return pareto_svg(rows, x=x, y=y, title="Recall against latency of a search", is_log=True)
 
 

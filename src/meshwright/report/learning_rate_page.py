@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from meshwright.answers.components import ComponentFamily
 from meshwright.records.rate_range import RateRange
-from meshwright.report.figures import FAINT, FAMILY_COLORS, INK, WIDTH, alt, svg
+from meshwright.report.charts import BLUE, FAINT, INK, WIDTH, across, alt, chart_of, up
+from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, document, figure, paragraph, tiles
 from meshwright.specs.run import Run
 from meshwright.version import __version__
@@ -48,15 +48,13 @@ def rate_range_svg(found: RateRange) -> str:
     scale = alt.Scale(domain=[min((row["loss"] for row in rows), default=0.0), largest], clamp=True, nice=True)
     exponents = [math.floor(math.log10(row["rate"])) for row in rows]
     decades = [10.0**k for k in range(min(exponents, default=0), max(exponents, default=0) + 2)]
-    rate = alt.X(
-        "rate:Q", scale=alt.Scale(type="log"), title="learning rate", axis=alt.Axis(format=".0e", values=decades)
-    )
-    base = alt.Chart(alt.Data(values=rows), width=WIDTH, height=HEIGHT)
+    rate = across("rate", scale=alt.Scale(type="log"), title="learning rate", format=".0e", values=decades)
+    base = chart_of(rows).properties(width=WIDTH, height=HEIGHT).encode(x=rate)
     layers = [
-        base.mark_point(color=FAINT, size=14, filled=True).encode(x=rate, y=alt.Y("loss:Q", scale=scale, title="loss")),
-        base.mark_line(color=FAMILY_COLORS[ComponentFamily.MATRIX]).encode(x=rate, y=alt.Y("smoothed:Q", scale=scale)),
+        base.mark_point(color=FAINT, size=14, filled=True).encode(y=up("loss", scale=scale, title="loss")),
+        base.mark_line(color=BLUE).encode(y=up("smoothed", scale=scale)),
     ]
     if found.suggested is not None:
-        mark = alt.Chart(alt.Data(values=[{"rate": found.suggested}]))
+        mark = chart_of([{"rate": found.suggested}])
         layers.append(mark.mark_rule(color=INK, strokeDash=[4, 3]).encode(x="rate:Q"))
     return svg(alt.layer(*layers), title="Loss over learning rate, with the suggested rate")

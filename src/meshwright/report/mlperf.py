@@ -8,7 +8,8 @@ from itertools import cycle
 from meshwright.answers.quantities import percent
 from meshwright.answers.text_table import TextTable
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
-from meshwright.report.figures import FAINT, WIDTH, alt, color_by, svg
+from meshwright.report.charts import FAINT, WIDTH, across, alt, color_by, lines_of
+from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, document, explained_figure, numbered_notes, page_table, paragraph
 from meshwright.report.overview.figures import SERIES
 from meshwright.version import __version__
@@ -104,10 +105,7 @@ def scores_svg(found: ResultComparison, colors: Mapping[str, str]) -> str:
         for r in g.results
     ]
     rows.sort(key=lambda row: row["minutes"])
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("name:N", sort=[row["name"] for row in rows], title=None, axis=alt.Axis(labelLimit=360)),
-        x=alt.X("minutes:Q", title="minutes", axis=alt.Axis(tickCount=6)),
-    )
+    base = lines_of(rows, labelLimit=360).encode(x=across("minutes", title="minutes", tickCount=6))
     lines = base.mark_rule(color=FAINT).encode(x2=alt.datum(0))
     points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color_by("on", colors))
     return svg((lines + points).properties(width=WIDTH - 120, height={"step": 22}), title="Minutes to the target")

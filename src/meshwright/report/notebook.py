@@ -11,18 +11,9 @@ from meshwright.answers.components import bound_by, label, shown_components
 from meshwright.answers.quantities import interval_of, percent, rate, seconds, value_of
 from meshwright.answers.text_table import TextTable
 from meshwright.cost.memory import memory_parts
-from meshwright.report.figures import (
-    FAINT,
-    INK,
-    WIDTH,
-    alt,
-    color_by,
-    family_legend,
-    memory_legend,
-    memory_svg,
-    svg,
-    waterfall_svg,
-)
+from meshwright.json_values import picked
+from meshwright.report.charts import BLUE, FAINT, INK, RED, WIDTH, across, alt, chart_of, color_by, lines_of
+from meshwright.report.figures import family_legend, memory_legend, memory_svg, svg, waterfall_svg
 from meshwright.report.html import figure, fragment, table, text_table, tiles
 from meshwright.report.serving import latency_table, rate_table
 from meshwright.report.training_figures import loss_svg
@@ -328,7 +319,6 @@ def _cell(value: object) -> str:
 # --- figures ---
 
 
-BLUE, RED = "#3f78b5", "#b5525c"
 MAX_COMPONENTS = 14
 NEGLIGIBLE_RATIO = 0.005
 """Differences below this share of the largest are not drawn."""
@@ -338,23 +328,16 @@ def ranking_svg(ranking: PlanRanking) -> str:
     """Throughput of each plan: a point, and its 80 % interval as a line."""
     estimates = [(done.plan.describe(), done.step.tokens_per_s_per_device) for done in ranking]
     rows = [
-        {
-            "plan": "\n".join(wrap(f"{rank} {plan}", 42)),
-            "value": e.value,
-            "low": e.low,
-            "high": e.high,
-            "text": rate(e.value),
-        }
+        picked(e, "value", "low", "high") | {"plan": "\n".join(wrap(f"{rank} {plan}", 42)), "text": rate(e.value)}
         for rank, (plan, e) in enumerate(estimates, start=1)
     ]
-    order = [row["plan"] for row in rows]
     scale = alt.Scale(domain=[0, max(e.high for _, e in estimates) * 1.08], nice=False)
-    axis = alt.Axis(labelLimit=300, labelExpr=r"split(datum.label, '\n')")
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("plan:N", sort=order, title=None, axis=axis))
-    x = alt.X("low:Q", scale=scale, title="tokens/s/device, 80 % interval", axis=alt.Axis(format="~s", tickCount=6))
+    base = lines_of(rows, "plan", labelLimit=300, labelExpr=r"split(datum.label, '\n')")
+    x = across("low", scale=scale, title="tokens/s/device, 80 % interval", format="~s", tickCount=6)
+    value = across("value", scale=scale)
     interval = base.mark_rule(color=BLUE, strokeWidth=2).encode(x=x, x2="high:Q")
-    point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(x=alt.X("value:Q", scale=scale))
-    text = base.mark_text(dy=-9, color=INK).encode(x=alt.X("value:Q", scale=scale), text="text:N")
+    point = base.mark_point(color=BLUE, filled=True, size=70, opacity=1).encode(x=value)
+    text = base.mark_text(dy=-9, color=INK).encode(x=value, text="text:N")
     chart = alt.layer(interval, point, text).properties(width=WIDTH, height={"step": 40})
     return svg(chart, title="Throughput of each plan with its interval")
 
@@ -367,13 +350,8 @@ def difference_svg(components_ms: Sequence[Difference]) -> str:
         {"component": label(d.name), "start": 0.0, "end": d.delta, "side": "longer" if d.delta > 0 else "shorter"}
         for d in largest
     ]
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("component:N", sort=[row["component"] for row in rows], title=None)
-    )
-    bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("start:Q", title="milliseconds of a step, second plan minus first", axis=alt.Axis(tickCount=7)),
-        x2="end:Q",
-        color=color_by("side", {"longer": RED, "shorter": BLUE}),
-    )
-    axis = alt.Chart(alt.Data(values=[{"x": 0}])).mark_rule(color=FAINT).encode(x="x:Q")
+    x = across("start", title="milliseconds of a step, second plan minus first", tickCount=7)
+    color = color_by("side", {"longer": RED, "shorter": BLUE})
+    bars = lines_of(rows, "component").mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=color)
+    axis = chart_of([{"x": 0}]).mark_rule(color=FAINT).encode(x="x:Q")
     return svg((bars + axis).properties(width=WIDTH, height={"step": 22}), title="Difference by component")

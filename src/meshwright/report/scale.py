@@ -16,7 +16,22 @@ from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.goodput_simulation import SimulatedGoodput
 from meshwright.planner import scaling
 from meshwright.planner.training import price_sentence, unknown_price
-from meshwright.report.figures import FAINT, INK, WIDTH, alt, color_by, svg
+from meshwright.report.charts import (
+    BLUE,
+    FAINT,
+    GRAY,
+    INK,
+    ORANGE,
+    RED,
+    WIDTH,
+    across,
+    alt,
+    chart_of,
+    color_by,
+    lines_of,
+    up,
+)
+from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, sortable_table, tiles
 from meshwright.runfile import stated_text
 from meshwright.specs.estimate import Estimate
@@ -63,16 +78,22 @@ def interval(estimate: Estimate, form: Callable[[float], str] = percent) -> str:
 
 
 def _curve_tables(report: ScaleReport, curve: scaling.ScaleCurve) -> list[TextTable]:
-    mode = report.study.mode.value
-    scaled = TextTable(
-        title=f"{report.run.model.name} on {report.study.request.cluster.accelerator.name}, {mode} scaling",
-        headings=(
-            "devices", "batch", "step", "tokens/s/device", "efficiency", "80 % interval", "speed-up",
-            "DP wait",
-        ),
-        rows=[_scaled_row(p, curve.points[0]) for p in curve.points],
+    base, device = curve.points[0], report.study.request.cluster.accelerator.name
+    scaled = TextTable.of(
+        f"{report.run.model.name} on {device}, {report.study.mode.value} scaling",
+        curve.points,
+        {
+            "devices": lambda p: f"{p.num_devices:,}",
+            "batch": lambda p: _batch(p.costed),
+            "step": lambda p: seconds(p.costed.step_s),
+            "tokens/s/device": lambda p: rate(p.costed.rate.value),
+            "efficiency": lambda p: percent(p.efficiency.value),
+            "80 % interval": lambda p: "base" if p is base else interval(p.efficiency),
+            "speed-up": lambda p: f"{p.speedup:.2f} of {p.num_devices / base.num_devices:.4g}",
+            "DP wait": lambda p: f"{ms(scaling.exposed_data_parallel_s(p.costed)):,.0f} ms",
+        },
         caption="".join(f"{u.num_devices:,} devices: {u.why_not}\n" for u in curve.unreached).strip(),
-    )  # fmt: skip
+    )
     tables = [scaled, _plan_table([p.costed for p in curve.points])]
     if curve.points[0].training is not None or curve.points[0].goodput is not None:
         tables.append(_training_table(curve, report.deadline))
@@ -81,36 +102,20 @@ def _curve_tables(report: ScaleReport, curve: scaling.ScaleCurve) -> list[TextTa
     return tables
 
 
-def _scaled_row(point: scaling.ScalePoint, base: scaling.ScalePoint) -> tuple[object, ...]:
-    costed = point.costed
-    return (
-        f"{point.num_devices:,}",
-        _batch(costed),
-        seconds(costed.step_s),
-        rate(costed.rate.value),
-        percent(point.efficiency.value),
-        "base" if point is base else interval(point.efficiency),
-        f"{point.speedup:.2f} of {point.num_devices / base.num_devices:.4g}",
-        f"{ms(scaling.exposed_data_parallel_s(costed)):,.0f} ms",
-    )
-
-
 def _plan_table(found: Sequence[scaling.Costed]) -> TextTable:
-    return TextTable(
-        title="Plans",
-        headings=("devices", "plan", "replica", "micro-batches", "memory"),
-        rows=[
-            (
-                f"{c.num_devices:,}",
-                c.plan.describe(),
-                f"{scaling.replica_devices(c.plan):,}",
-                f"{c.plan.num_micro_batches(c.global_batch):,}",
-                memory(c.estimate.step.memory.reserved_bytes, c.estimate.step.memory.capacity_bytes),
-            )
-            for c in found
-        ],
-        text_columns=("plan",),
-    )
+    columns: dict[str, Callable[[scaling.Costed], str]] = {
+        "devices": lambda c: f"{c.num_devices:,}",
+        "plan": lambda c: c.plan.describe(),
+        "replica": lambda c: f"{scaling.replica_devices(c.plan):,}",
+        "micro-batches": lambda c: f"{c.plan.num_micro_batches(c.global_batch):,}",
+        "memory": _memory,
+    }
+    return TextTable.of("Plans", found, columns, text_columns=("plan",))
+
+
+def _memory(costed: scaling.Costed) -> str:
+    found = costed.estimate.step.memory
+    return memory(found.reserved_bytes, found.capacity_bytes)
 
 
 def deadline_sentence(found: scaling.Deadline) -> str:
@@ -169,35 +174,33 @@ def _training_cells(point: scaling.ScalePoint, scale_of: tuple[float, float]) ->
 
 def _simulation_tables(played: Sequence[tuple[scaling.ScalePoint, SimulatedGoodput]]) -> list[TextTable]:
     first = played[0][1]
-    length = f"{first.days:g} days, {first.num_runs} times"
-    goodputs = TextTable(
-        title=f"Goodput of {length}, failure by failure",
-        headings=(
-            "devices", "spares", "goodput", "p10 to p90", "formula", "restarts", "interval", "best interval",
-            "goodput then",
-        ),
-        rows=[
-            (
-                f"{p.num_devices:,}", f"{s.num_spares:,}", percent(s.mean), f"{percent(s.p10)} to {percent(s.p90)}",
-                percent(s.closed_form), f"{s.restarts:,.1f}", format_seconds(s.interval_s),
-                format_seconds(s.best_interval_s), percent(s.best_mean),
-            )
-            for p, s in played
-        ],
+    goodputs = TextTable.of(
+        f"Goodput of {first.days:g} days, {first.num_runs} times, failure by failure",
+        played,
+        {
+            "devices": lambda each: f"{each[0].num_devices:,}",
+            "spares": lambda each: f"{each[1].num_spares:,}",
+            "goodput": lambda each: percent(each[1].mean),
+            "p10 to p90": lambda each: f"{percent(each[1].p10)} to {percent(each[1].p90)}",
+            "formula": lambda each: percent(each[1].closed_form),
+            "restarts": lambda each: f"{each[1].restarts:,.1f}",
+            "interval": lambda each: format_seconds(each[1].interval_s),
+            "best interval": lambda each: format_seconds(each[1].best_interval_s),
+            "goodput then": lambda each: percent(each[1].best_mean),
+        },
         caption="spares: nodes; interval: work between two checkpoints, of the formula and the best that was tried",
-    )  # fmt: skip
-    causes = list(first.causes)
+    )
+    rows = [
+        (
+            f"{p.num_devices:,}", *(f"{s.lost_h[kind]:,.1f}" for kind in KINDS_OF_LOSS),
+            *(f"{s.causes[cause].lost_h:,.1f}" for cause in first.causes),
+        )
+        for p, s in played
+    ]  # fmt: skip
     hours = TextTable(
         title=f"Hours lost in {first.days:g} days, by kind and by the cause of the failure",
-        headings=("devices", *KINDS_OF_LOSS, *causes),
-        rows=[
-            (
-                f"{p.num_devices:,}",
-                *(f"{s.lost_h[kind]:,.1f}" for kind in KINDS_OF_LOSS),
-                *(f"{s.causes[cause].lost_h:,.1f}" for cause in causes),
-            )
-            for p, s in played
-        ],
+        headings=("devices", *KINDS_OF_LOSS, *first.causes),
+        rows=rows,
         caption="rework: work since the last whole checkpoint; spares: waiting for a node; causes: all but the saves",
     )
     return [goodputs, hours]
@@ -209,90 +212,70 @@ def _simulation_tables(played: Sequence[tuple[scaling.ScalePoint, SimulatedGoodp
 def _emulation_tables(emulation: scaling.Emulation) -> list[TextTable]:
     base = emulation.base
     causes = list(next((p.difference_s for p in emulation.points if p.real), {}))
-    return [
-        TextTable(
-            title=f"Emulated on {base.num_devices:,} devices: {base.plan.describe()}",
-            headings=("stands for", "batch", "micro-batches", "step", "efficiency", "80 % interval"),
-            rows=[
-                (
-                    f"{p.num_devices:,}",
-                    _batch(p.emulated),
-                    f"{p.emulated.plan.num_micro_batches(p.emulated.global_batch):,}",
-                    seconds(p.emulated.step_s),
-                    f"{p.efficiency.value:.3f}",
-                    f"{p.efficiency.low:.3f} to {p.efficiency.high:.3f}",
-                )
-                for p in emulation.points
-            ],
-            caption="".join(f"{u.num_devices:,} devices: {u.why_not}\n" for u in emulation.unreached).strip(),
-        ),
-        TextTable(
-            title="The same replicas for real, and what the emulation cannot see (milliseconds of a step)",
-            headings=("devices", "batch", "step", "efficiency", *causes),
-            rows=[
-                (
-                    f"{p.real.num_devices:,}",
-                    _batch(p.real),
-                    seconds(p.real.step_s),
-                    f"{p.real_efficiency.value:.3f}",
-                    *(f"{ms(p.difference_s[cause]):+,.0f}" for cause in causes),
-                )
-                for p in emulation.points
-                if p.real is not None and p.real_efficiency is not None
-            ],
-        ),
-    ]
+    emulated = TextTable.of(
+        f"Emulated on {base.num_devices:,} devices: {base.plan.describe()}",
+        emulation.points,
+        {
+            "stands for": lambda p: f"{p.num_devices:,}",
+            "batch": lambda p: _batch(p.emulated),
+            "micro-batches": lambda p: f"{p.emulated.plan.num_micro_batches(p.emulated.global_batch):,}",
+            "step": lambda p: seconds(p.emulated.step_s),
+            "efficiency": lambda p: f"{p.efficiency.value:.3f}",
+            "80 % interval": lambda p: f"{p.efficiency.low:.3f} to {p.efficiency.high:.3f}",
+        },
+        caption="".join(f"{u.num_devices:,} devices: {u.why_not}\n" for u in emulation.unreached).strip(),
+    )
+    rows = [
+        (
+            f"{p.real.num_devices:,}", _batch(p.real), seconds(p.real.step_s), f"{p.real_efficiency.value:.3f}",
+            *(f"{ms(p.difference_s[cause]):+,.0f}" for cause in causes),
+        )
+        for p in emulation.points
+        if p.real is not None and p.real_efficiency is not None
+    ]  # fmt: skip
+    title = "The same replicas for real, and what the emulation cannot see (milliseconds of a step)"
+    return [emulated, TextTable(title=title, headings=("devices", "batch", "step", "efficiency", *causes), rows=rows)]
 
 
 # --- replicas and sensitivity ---
 
 
 def _replica_table(report: ScaleReport) -> TextTable:
-    return TextTable(
-        title=f"Replica sizes on {report.replica_cluster}, rates against the best",
-        headings=("replica", "plan", "step", "rate", "batch each", "memory"),
-        rows=[
-            (
-                f"{r.num_devices:,}",
-                r.costed.plan.describe(),
-                seconds(r.costed.step_s),
-                percent(r.relative_ratio),
-                _tokens(r.costed.global_batch * r.costed.request.seq_len * r.num_devices / r.costed.num_devices),
-                memory(r.costed.estimate.step.memory.reserved_bytes, r.costed.estimate.step.memory.capacity_bytes),
-            )
-            for r in report.replicas
-        ],
+    return TextTable.of(
+        f"Replica sizes on {report.replica_cluster}, rates against the best",
+        report.replicas,
+        {
+            "replica": lambda r: f"{r.num_devices:,}",
+            "plan": lambda r: r.costed.plan.describe(),
+            "step": lambda r: seconds(r.costed.step_s),
+            "rate": lambda r: percent(r.relative_ratio),
+            "batch each": lambda r: _batch(r.costed, parts=r.costed.num_devices / r.num_devices),
+            "memory": lambda r: _memory(r.costed),
+        },
         text_columns=("plan",),
     )
 
 
 def _sensitivity_table(found: scaling.Sensitivity) -> TextTable:
-    return TextTable(
-        title=f"Efficiency is {found.efficiency:.3f}; with one assumption changed it is",
-        headings=("assumption", "changed to", "first step", "last step", "efficiency", "change"),
-        rows=[
-            (
-                s.assumption,
-                s.value,
-                "" if s.base_step_s is None else seconds(s.base_step_s),
-                "" if s.end_step_s is None else seconds(s.end_step_s),
-                f"{s.efficiency:.3f}",
-                f"{s.change:+.3f}",
-            )
-            for s in found.swings
-            if s.change is not None and s.efficiency is not None
-        ],
+    return TextTable.of(
+        f"Efficiency is {found.efficiency:.3f}; with one assumption changed it is",
+        [s for s in found.swings if s.change is not None and s.efficiency is not None],
+        {
+            "assumption": lambda s: s.assumption,
+            "changed to": lambda s: s.value,
+            "first step": lambda s: "" if s.base_step_s is None else seconds(s.base_step_s),
+            "last step": lambda s: "" if s.end_step_s is None else seconds(s.end_step_s),
+            "efficiency": lambda s: f"{s.efficiency:.3f}",
+            "change": lambda s: f"{s.change:+.3f}",
+        },
         text_columns=("changed to",),
         caption="\n".join(f"{s.assumption}, {s.value}: {s.why_not}" for s in found.swings if s.change is None),
     )
 
 
-def _batch(costed: scaling.Costed) -> str:
-    return _tokens(costed.global_batch * costed.request.seq_len)
-
-
-def _tokens(num_tokens: float) -> str:
-    return f"{format_count(num_tokens)} tokens"
+def _batch(costed: scaling.Costed, *, parts: float = 1.0) -> str:
+    """Tokens of a batch, or of one of its parts."""
+    return f"{format_count(costed.global_batch * costed.request.seq_len / parts)} tokens"
 
 
 # --- the page ---
@@ -390,8 +373,7 @@ def _source_text(sources: dict[str, str]) -> str:
 # --- figures ---
 
 
-BLUE, ORANGE, RED = "#3f78b5", "#d98a35", "#b5525c"
-KINDS_OF_LOSS = {"save": BLUE, "rework": ORANGE, "restart": RED, "spares": "#8a919b"}
+KINDS_OF_LOSS = {"save": BLUE, "rework": ORANGE, "restart": RED, "spares": GRAY}
 HEIGHT = 300
 MAX_BARS = 16
 MOST_LABELS = 9
@@ -429,8 +411,8 @@ def days_svg(curve: scaling.ScaleCurve) -> str:
             ("steps and failures", t.wall.value / DAY_S),
         )
     ]
-    colors = {"perfect": "#8a919b", "steps": BLUE, "steps and failures": RED}
-    y = alt.Y("y:Q", title="days", scale=alt.Scale(type="log"))
+    colors = {"perfect": GRAY, "steps": BLUE, "steps and failures": RED}
+    y = up("y", title="days", scale=alt.Scale(type="log"))
     named = [{"devices": n, "y": t.wall.value / DAY_S, "text": f"{t.wall.value / DAY_S:,.3g}"} for n, t in trained]
     chart = _plot(series, y, colors) + _labels(named, y)
     return _finish(chart, title="Days of training over the number of devices")
@@ -445,9 +427,9 @@ def losses_svg(curve: scaling.ScaleCurve) -> str:
         for kind, hours in p.simulation.lost_h.items()
     ]
     colors = alt.Scale(domain=list(KINDS_OF_LOSS), range=list(KINDS_OF_LOSS.values()))
-    chart = alt.Chart(alt.Data(values=rows)).mark_bar().encode(
+    chart = chart_of(rows).mark_bar().encode(
         x=alt.X("devices:N", sort=None, title="devices", axis=alt.Axis(labelAngle=0)),
-        y=alt.Y("y:Q", title="lost", axis=alt.Axis(format="%")),
+        y=up("y", title="lost", format="%"),
         color=alt.Color("what:N", scale=colors, title=None, legend=alt.Legend(orient="top")),
     )  # fmt: skip
     return _finish(chart, title="Share of time that is lost, over the number of devices")
@@ -482,14 +464,9 @@ def tornado_svg(found: scaling.Sensitivity) -> str:
     ends = [row["to"] for row in rows] + [found.efficiency]
     pad = max(0.05 * (max(ends) - min(ends)), 0.005) * 5  # room for a number on a phone
     scale = alt.Scale(domain=[min(ends) - pad, max(ends) + pad], nice=False)
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("what:N", sort=[row["what"] for row in rows], title=None, axis=alt.Axis(labelLimit=360))
-    )
-    bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("from:Q", title="efficiency", scale=scale, axis=alt.Axis(tickCount=6)),
-        x2="to:Q",
-        color=color_by("side", {"better": BLUE, "worse": RED}),
-    )
+    base = lines_of(rows, "what", labelLimit=360)
+    x, color = across("from", title="efficiency", scale=scale, tickCount=6), {"better": BLUE, "worse": RED}
+    bars = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="to:Q", color=color_by("side", color))
     better = base.transform_filter("datum.side == 'better'").mark_text(align="left", dx=4, color=INK)
     worse = base.transform_filter("datum.side == 'worse'").mark_text(align="right", dx=-4, color=INK)
     text = [mark.encode(x="to:Q", text="text:N") for mark in (better, worse)]
@@ -512,12 +489,12 @@ def _ends(steps: Sequence[dict[str, Any]], series: Sequence[dict[str, Any]]) -> 
 
 
 def _band(rows: Sequence[dict[str, Any]], ends: tuple[float, float]) -> Any:
-    area = alt.Chart(alt.Data(values=list(rows))).mark_area(opacity=0.15, color=BLUE)
+    area = chart_of(rows).mark_area(opacity=0.15, color=BLUE)
     return area.encode(x=_devices(r["devices"] for r in rows), y=_ratio("low:Q", ends), y2="high:Q")
 
 
 def _lines(series: Sequence[dict[str, Any]], ends: tuple[float, float], colors: dict[str, str]) -> Any:
-    ideal = alt.Chart(alt.Data(values=[{"y": 1.0}])).mark_rule(color=FAINT).encode(y=_ratio("y:Q", ends))
+    ideal = chart_of([{"y": 1.0}]).mark_rule(color=FAINT).encode(y=_ratio("y:Q", ends))
     return ideal + _plot(series, _ratio("y:Q", ends), colors)
 
 
@@ -526,16 +503,13 @@ def _plot(series: Sequence[dict[str, Any]], y: Any, colors: dict[str, str]) -> A
     domain = [name for name in colors if name in present]
     scale = alt.Scale(domain=domain, range=[colors[name] for name in domain])
     color = alt.Color("what:N", scale=scale, title=None, legend=alt.Legend(orient="top"))
-    chart = alt.Chart(alt.Data(values=list(series)))
-    return chart.mark_line(point=True, strokeWidth=2).encode(
-        x=_devices(row["devices"] for row in series), y=y, color=color
-    )
+    lines = chart_of(series).mark_line(point=True, strokeWidth=2)
+    return lines.encode(x=_devices(row["devices"] for row in series), y=y, color=color)
 
 
 def _labels(rows: Sequence[dict[str, Any]], y: Any) -> Any:
     """The value above each point; every other one where there are many."""
-    kept = list(rows)[:: 1 + len(rows) // MOST_LABELS]
-    text = alt.Chart(alt.Data(values=kept)).mark_text(dy=-11, color=INK)
+    text = chart_of(rows[:: 1 + len(rows) // MOST_LABELS]).mark_text(dy=-11, color=INK)
     return text.encode(x=_devices(r["devices"] for r in rows), y=y, text="text:N")
 
 

@@ -15,9 +15,9 @@ from meshwright.bench.serving.importers import ImportedResult
 from meshwright.bench.serving.summary import BoundStep, InterTokenDefinition, LoadSummary, best_by_bound, best_under
 from meshwright.records.measurement import ValueRange
 from meshwright.records.serving import RequestStatus, ServingPoint, TokenSource, sum_known
-from meshwright.report.figures import INK, WIDTH, alt, pareto_svg, svg
+from meshwright.report.charts import BLUE, GREEN, INK, RED, WIDTH, across, alt, chart_of, up
+from meshwright.report.figures import pareto_svg, svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, paragraph, table_sections
-from meshwright.report.training_figures import BLUE, GREEN, RED
 
 DEFINITIONS = {InterTokenDefinition.TPOT: "time per output token", InterTokenDefinition.CHUNK_GAP: "gap between chunks"}
 LITTLES_LAW_LIMIT = 0.05
@@ -285,8 +285,8 @@ def interactivity_svg(usable: Sequence[LoadSummary]) -> str:
     for row in rows:
         row["front"] = "yes" if row["name"] in front else "no"
     title = "output tokens/s of one user (1 / median time per token)"
-    x = alt.X("x:Q", title=title, axis=alt.Axis(grid=True), scale=alt.Scale(zero=True))
-    y = alt.Y("y:Q", title="total tokens/s", axis=alt.Axis(format="~s", grid=True))
+    x = across("x", title=title, grid=True, scale=alt.Scale(zero=True))
+    y = up("y", title="total tokens/s", format="~s", grid=True)
     return pareto_svg(rows, x=x, y=y, title="Total tokens/s against output tokens/s of one user")
 
 
@@ -307,20 +307,11 @@ def bound_svg(usable: Sequence[LoadSummary], *, bound_s: float) -> str:
         scale=alt.Scale(domain=list(DEFINITIONS.values()), range=[BLUE, RED]),
         legend=alt.Legend(orient="top", labelColor=INK),
     )  # fmt: skip
-    lines = (
-        alt.Chart(alt.Data(values=rows))
-        .mark_line(interpolate="step-after", strokeWidth=2)
-        .encode(
-            x=alt.X(
-                "x:Q",
-                title="bound of the median inter-token latency, ms",
-                scale=alt.Scale(domain=[0, limit], nice=False),
-            ),
-            y=alt.Y("y:Q", title="best total tokens/s", axis=alt.Axis(format="~s", grid=True)),
-            color=color,
-        )
-    )
-    rule = alt.Chart(alt.Data(values=[{"x": bound_s * 1e3}])).mark_rule(color=INK, strokeDash=[4, 3]).encode(x="x:Q")
+    scale = alt.Scale(domain=[0, limit], nice=False)
+    x = across("x", title="bound of the median inter-token latency, ms", scale=scale)
+    y = up("y", title="best total tokens/s", format="~s", grid=True)
+    lines = chart_of(rows).mark_line(interpolate="step-after", strokeWidth=2).encode(x=x, y=y, color=color)
+    rule = chart_of([{"x": bound_s * 1e3}]).mark_rule(color=INK, strokeDash=[4, 3]).encode(x="x:Q")
     return svg((lines + rule).properties(width=WIDTH, height=240), title="Best total tokens/s under a bound")
 
 

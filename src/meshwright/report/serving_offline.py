@@ -9,10 +9,10 @@ from typing import Any
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
-from meshwright.report.figures import WIDTH, alt, color_by, svg
+from meshwright.report.charts import BLUE, RED, WIDTH, across, alt, chart_of, color_by
+from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
 from meshwright.report.serving import failures_by_kind
-from meshwright.report.training_figures import BLUE, RED
 
 
 def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:
@@ -124,8 +124,8 @@ def rates_svg(usable: Sequence[OfflinePoint]) -> str:
         rows.append({"pair": p.pair.name, "kind": "measured", "rate": p.point.output_tokens_per_s})
         if p.extrapolated:
             rows.append({"pair": p.pair.name, "kind": "extrapolated", "rate": p.extrapolated.output_tokens_per_s})
-    chart = alt.Chart(alt.Data(values=rows)).mark_bar(height=BAR / 2).encode(
-        x=alt.X("rate:Q", title="output tokens/s"), y=alt.Y("pair:N", sort=None, title=None),
+    chart = chart_of(rows).mark_bar(height=BAR / 2).encode(
+        x=across("rate", title="output tokens/s"), y=alt.Y("pair:N", sort=None, title=None),
         yOffset=alt.YOffset("kind:N", sort=["measured", "extrapolated"]),
         color=color_by("kind", {"measured": BLUE, "extrapolated": RED}),
     )  # fmt: skip

@@ -8,15 +8,16 @@ from meshwright.answers.quantities import seconds
 from meshwright.cost.pipeline.orders import OpKind
 from meshwright.cost.pipeline.simulate import Timeline
 from meshwright.report import timeline_blocks
+from meshwright.report.charts import BLUE, GREEN, ORANGE, PURPLE
 from meshwright.report.timeline_blocks import Blocks, blocks_svg
 
 COLORS = {
-    OpKind.FORWARD: ("forward", "#3f78b5"),
-    OpKind.BACKWARD_INPUT: ("backward, inputs", "#d98a35"),
-    OpKind.BACKWARD_WEIGHT: ("backward, weights", "#4c9a6a"),
-    OpKind.BACKWARD: ("backward", "#d98a35"),
+    OpKind.FORWARD: ("forward", BLUE),
+    OpKind.BACKWARD_INPUT: ("backward, inputs", ORANGE),
+    OpKind.BACKWARD_WEIGHT: ("backward, weights", GREEN),
+    OpKind.BACKWARD: ("backward", ORANGE),
 }
-PAIR_COLOR = ("forward and backward overlapped", "#8b6bb1")
+PAIR_COLOR = ("forward and backward overlapped", PURPLE)
 
 
 def windows(timeline: Timeline) -> list[tuple[float, float]]:

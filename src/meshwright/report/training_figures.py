@@ -12,10 +12,25 @@ from typing import Any
 import numpy as np
 
 from meshwright.answers.training_run import WARM_UP_STEPS, MeasuredQuantity
-from meshwright.report.figures import INK, WIDTH, alt, color_by, svg
+from meshwright.report.charts import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    WIDTH,
+    across,
+    alt,
+    chart_of,
+    color_by,
+    lines_of,
+    rule_at,
+    up,
+)
+from meshwright.report.figures import svg
 from meshwright.specs.estimate import Estimate
 
-BLUE, ORANGE, RED, GREEN, PURPLE = "#3f78b5", "#d98a35", "#b5525c", "#4c9a6a", "#8b6bb1"
 MAX_POINTS = 300
 OUTLIER_RATIO = 1.5
 """A step that takes this many times the median is drawn as a point of its own."""
@@ -23,7 +38,7 @@ OUTLIER_RATIO = 1.5
 STEPS_WIDTH, HEIGHT, LOW_HEIGHT = 620, 240, 110
 TICK_ROOM = 36
 """Pixels that the label of a ratio needs, with the space around it."""
-LEFT = 48
+EXTENT: dict[str, Any] = {"minExtent": 48, "maxExtent": 48}
 """Pixels of the left axis, the same in all figures over steps, so that the figures of a page line up."""
 
 STEP_LEGEND = {"step time": BLUE, "warming up": ORANGE, "under the profiler": PURPLE, "outlier": RED}
@@ -37,18 +52,13 @@ def ratio_svg(rows: Sequence[MeasuredQuantity]) -> str:
     data = [_relative(row) for row in known]
     ends = [value for row in data for value in (row["low"], row["high"], row["measured"])]
     scale = alt.Scale(type="log", domain=[min([*ends, 0.8]) / 1.15, max([*ends, 1.25]) * 1.15], nice=False, clamp=True)
-    base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("name:N", sort=[row["name"] for row in data], title=None))
-    ticks = ratio_ticks(*scale.domain)
-    x = alt.X(
-        "low:Q", scale=scale, title="measured over predicted", axis=alt.Axis(values=ticks, format="~r", grid=True)
-    )
+    base, ticks = lines_of(data), ratio_ticks(*scale.domain)
+    x = across("low", scale=scale, title="measured over predicted", values=ticks, format="~r", grid=True)
+    at, color = across("measured", scale=scale), color_by("where", WHERE_COLORS)
     band = base.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(x=x, x2="high:Q")
-    exact = (
-        alt.Chart(alt.Data(values=[{"x": 1}])).mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("x:Q", scale=scale))
-    )
-    color = color_by("where", WHERE_COLORS)
-    points = base.mark_point(filled=True, size=110, opacity=1).encode(x=alt.X("measured:Q", scale=scale), color=color)
-    text = base.mark_text(align="left", dx=10, color=INK).encode(x=alt.X("measured:Q", scale=scale), text="text:N")
+    exact = rule_at(1, scale=scale, color=INK, strokeWidth=1.5)
+    points = base.mark_point(filled=True, size=110, opacity=1).encode(x=at, color=color)
+    text = base.mark_text(align="left", dx=10, color=INK).encode(x=at, text="text:N")
     chart = alt.layer(band, exact, points, text).properties(width=WIDTH, height={"step": 38})
     return svg(chart, title="Measured over predicted, with the 80 % interval of the prediction")
 
@@ -94,17 +104,16 @@ def _relative(row: MeasuredQuantity) -> dict[str, Any]:
 
 def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
     """Training loss of every step and the validation loss where it was taken."""
-    axis = alt.Axis(minExtent=LEFT, maxExtent=LEFT, grid=True, tickCount=6)
     x = _step_axis(steps)
-    y = alt.Y("median:Q", title="loss, nats per token", scale=alt.Scale(zero=False), axis=axis)
-    base = alt.Chart(alt.Data(values=portions(steps, "loss")))
+    y = up("median", title="loss, nats per token", scale=alt.Scale(zero=False), grid=True, tickCount=6, **EXTENT)
+    base = chart_of(portions(steps, "loss"))
     layers = [
         base.mark_area(color=BLUE, opacity=0.22, aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
         base.mark_line(color=BLUE, strokeWidth=1.8, aria=False).encode(x=x, y=y),
     ]
     validated = [{"step": s["step"], "median": s["validation_loss"]} for s in steps if _is_number(s, "validation_loss")]
     if validated:
-        held = alt.Chart(alt.Data(values=validated)).encode(x=x, y=y)
+        held = chart_of(validated).encode(x=x, y=y)
         layers += [
             held.mark_line(color=ORANGE, strokeWidth=1.5, aria=False),
             held.mark_point(color=ORANGE, filled=True, size=60, opacity=1, aria=False),
@@ -124,22 +133,20 @@ def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | N
     x = _step_axis(steps)
     times = [s["step_s"] for s in drawn] + ([predicted.low, predicted.high] if predicted else [])
     scale = alt.Scale(type="log", domain=[min(times) / 1.2, max(times) * 1.2], nice=False)
-    axis = alt.Axis(format="~r", values=_ticks(times), grid=True, minExtent=LEFT, maxExtent=LEFT)
-    y = alt.Y("median:Q", title="seconds a step", scale=scale, axis=axis)
+    y = up("median", title="seconds a step", scale=scale, format="~r", values=_ticks(times), grid=True, **EXTENT)
     layers = []
     if predicted is not None:
-        band = {"low": predicted.low, "high": predicted.high, "value": predicted.value}
-        interval = alt.Chart(alt.Data(values=[band]))
+        interval = chart_of([{"low": predicted.low, "high": predicted.high, "value": predicted.value}])
         layers += [
-            interval.mark_rect(color=BLUE, opacity=0.14, aria=False).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
-            interval.mark_rule(color=BLUE, strokeDash=[5, 4], aria=False).encode(y=alt.Y("value:Q", scale=scale)),
+            interval.mark_rect(color=BLUE, opacity=0.14, aria=False).encode(y=up("low", scale=scale), y2="high:Q"),
+            interval.mark_rule(color=BLUE, strokeDash=[5, 4], aria=False).encode(y=up("value", scale=scale)),
         ]
     if usual:
-        base = alt.Chart(alt.Data(values=portions(usual, "step_s")))
+        base = chart_of(portions(usual, "step_s"))
         layers.append(base.mark_line(color=BLUE, strokeWidth=1.6, aria=False).encode(x=x, y=y))
     marked = [{"step": s["step"], "median": s["step_s"], "kind": s["kind"]} for s in drawn]
     marked = [m for m in marked if m["kind"] != "step time" or len(drawn) <= MAX_POINTS]
-    points = alt.Chart(alt.Data(values=marked)).mark_point(filled=True, size=34, opacity=0.9, aria=False)
+    points = chart_of(marked).mark_point(filled=True, size=34, opacity=0.9, aria=False)
     layers.append(points.encode(x=x, y=y, color=color_by("kind", STEP_LEGEND)))
     chart = alt.layer(*layers).properties(width=STEPS_WIDTH, height=HEIGHT)
     return svg(chart, title="Step time over steps")
@@ -165,10 +172,9 @@ def line_svg(
     data = [{**p, **{k: p[k] * factor for k in ("low", "median", "high")}} for p in portions(steps, key)]
     is_logarithmic = is_logarithmic and all(p["low"] > 0 for p in data)
     ticks = _ticks([p[k] for p in data for k in ("low", "high")]) if is_logarithmic and data else alt.Undefined
-    axis = alt.Axis(values=ticks, tickCount=4, grid=True, format=",~r", minExtent=LEFT, maxExtent=LEFT)
     scale = alt.Scale(type="log" if is_logarithmic else "linear", zero=not is_logarithmic)
-    x, y = _step_axis(steps), alt.Y("median:Q", title=title, axis=axis, scale=scale)
-    base = alt.Chart(alt.Data(values=data))
+    y = up("median", title=title, scale=scale, values=ticks, tickCount=4, grid=True, format=",~r", **EXTENT)
+    x, base = _step_axis(steps), chart_of(data)
     chart = alt.layer(
         base.mark_area(color=color, opacity=0.22, aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
         base.mark_line(color=color, strokeWidth=1.6, aria=False).encode(x=x, y=y),
@@ -210,12 +216,8 @@ def _kind(entry: Mapping[str, Any]) -> str:
 
 def _step_axis(steps: Sequence[Mapping[str, Any]]) -> Any:
     first, last = steps[0]["step"] - 1, steps[-1]["step"]  # a run begins at 0, where the ticks are round
-    return alt.X(
-        "step:Q",
-        title="step",
-        scale=alt.Scale(domain=[first, last], nice=False),
-        axis=alt.Axis(format="~s" if last >= 10_000 else "d", tickMinStep=1, grid=False),
-    )
+    scale, form = alt.Scale(domain=[first, last], nice=False), "~s" if last >= 10_000 else "d"
+    return across("step", title="step", scale=scale, format=form, tickMinStep=1, grid=False)
 
 
 def _ticks(values: Sequence[float]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from meshwright.answers.provenance import INTERVAL_CONVENTION
@@ -11,9 +12,9 @@ from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.answers.text_table import TextTable
 from meshwright.bench.training_summary import PredictionVerdict, Summary, contests, verdict
 from meshwright.records.measurement import ValueRange
-from meshwright.report.figures import INK, WIDTH, alt, color_by, svg
+from meshwright.report.charts import BLUE, GREEN, INK, PURPLE, RED, WIDTH, across, alt, chart_of, color_by, lines_of
+from meshwright.report.figures import svg
 from meshwright.report.html import Endnotes, PageSection, figure, measured_page, page_table, paragraph, table_sections
-from meshwright.report.training_figures import BLUE, GREEN, PURPLE, RED
 from meshwright.units import format_bytes
 
 INSIDE, OUTSIDE, UNPREDICTED = "inside the interval", "outside", "not predicted"
@@ -206,15 +207,11 @@ def rates_svg(measured: Sequence[Summary]) -> str:
         if is_wide
         else alt.Scale(domain=[0, max(ends) * 1.05], nice=False)
     )
-
-    def x(field: str) -> Any:
-        axis = alt.Axis(format="~s", grid=True)
-        return alt.X(f"{field}:Q", scale=scale, axis=axis, title="tokens/s/device")
-
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("name:N", sort=[s.name for s in measured], title=None))
+    x = partial(across, scale=scale, title="tokens/s/device", format="~s", grid=True)
+    base = lines_of(rows)
     predicted = base.transform_filter("isValid(datum.predicted)")
     color = color_by("where", COLORS)
-    runs = alt.Chart(alt.Data(values=dots)).encode(y=alt.Y("name:N", sort=[s.name for s in measured]))
+    runs = chart_of(dots).encode(y=alt.Y("name:N", sort=[s.name for s in measured]))
     layers = [
         predicted.mark_bar(color=BLUE, opacity=0.28, height={"band": 0.55}).encode(
             x=x("predicted_low"), x2="predicted_high:Q"

@@ -3,8 +3,8 @@ from html.parser import HTMLParser
 import pytest
 
 from meshwright.errors import InputError
+from meshwright.report.charts import INK
 from meshwright.report.estimate_page import estimate_page
-from meshwright.report.figures import INK
 from meshwright.report.html import Endnotes, PageSection, document, figure, table, tiles, write_page
 
 LOADS = {"link", "img", "iframe", "object", "embed", "audio", "video", "source", "image", "use"}

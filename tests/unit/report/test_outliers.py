@@ -9,8 +9,8 @@ from tests.record_folders import write_training
 
 from meshwright.answers.comparison.study import compare_items
 from meshwright.answers.overview.collect import collect
+from meshwright.report.charts import FACTOR, OUTLIER_LEGEND, axis_end
 from meshwright.report.comparison.page import comparison_page
-from meshwright.report.figures import FACTOR, OUTLIER_LEGEND, axis_end
 from meshwright.report.overview.page import record_page
 
 CUT = OUTLIER_LEGEND[0]

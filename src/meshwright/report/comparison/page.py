@@ -9,6 +9,24 @@ from typing import Any
 
 from meshwright.answers.comparison.ratios import MeanRatio, Verdict
 from meshwright.answers.comparison.study import METHOD, PARTS, Gap, SideComparison, endnotes, verdict_word
+from meshwright.report.charts import (
+    BLUE,
+    GRAY,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    RED,
+    WIDTH,
+    across,
+    alt,
+    axis_end,
+    bounded_scale,
+    color_by,
+    lines_of,
+    rule_at,
+    stacked,
+)
 from meshwright.report.comparison.tables import (
     differing_table,
     gap_tables,
@@ -17,7 +35,7 @@ from meshwright.report.comparison.tables import (
     ratios_table,
     title,
 )
-from meshwright.report.figures import INK, WIDTH, alt, axis_end, bounded_scale, color_by, stacked, svg
+from meshwright.report.figures import svg
 from meshwright.report.html import (
     PageSection,
     document,
@@ -99,8 +117,8 @@ def _lead(found: SideComparison) -> str:
 # --- figures ---
 
 
-VERDICT_COLORS = {Verdict.WIN: "#4c9a6a", Verdict.LOSS: "#b5525c", Verdict.TIE: "#8a919b"}
-PART_COLORS = {"kernel_s": "#3f78b5", "communication_s": "#d98a35", "bubble_s": "#8b6bb1", "host_s": "#b5525c"}
+VERDICT_COLORS = {Verdict.WIN: GREEN, Verdict.LOSS: RED, Verdict.TIE: GRAY}
+PART_COLORS = {"kernel_s": BLUE, "communication_s": ORANGE, "bubble_s": PURPLE, "host_s": RED}
 MAX_BARS = 40
 """Workloads in one figure: the first ones; the table has all."""
 NEAR = 2.0
@@ -119,25 +137,19 @@ def ratios_chart(mean: MeanRatio) -> Any:
         }
         for r in mean.ratios[:MAX_BARS]
     ]  # fmt: skip
-    axis = alt.Axis(values=ratio_ticks(*ends), format="~r", grid=True)
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("workload:N", sort=[r["workload"] for r in rows], title=None, axis=alt.Axis(labelLimit=260))
-    )
-    x = alt.X(
-        "ratio:Q", scale=scale, axis=axis, title=f"{mean.metric}: {mean.other} over {mean.baseline}, above 1 is better"
-    )
+    base, title = lines_of(rows, "workload", labelLimit=260), f"{mean.metric}: {mean.other} over {mean.baseline}"
+    ticks = {"values": ratio_ticks(*ends), "format": "~r", "grid": True}
+    x = across("ratio", scale=scale, title=f"{title}, above 1 is better", **ticks)
     color = color_by("verdict", {v.value: c for v, c in VERDICT_COLORS.items()})
     shape = alt.condition("datum.cut", alt.value("diamond"), alt.value("circle"))
-    interval = base.mark_rule(strokeWidth=2, opacity=0.6).encode(
-        x=alt.X("low:Q", scale=scale), x2="high:Q", color=color
-    )
+    spread = base.mark_rule(strokeWidth=2, opacity=0.6)
     points = base.mark_point(filled=True, size=70, opacity=1).encode(x=x, color=color, shape=shape)
-    texts = base.mark_text(dy=-9, color=INK).encode(x=alt.X("ratio:Q", scale=scale), text="text:N")
-    rules = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
-    layers = [rules, interval, points, texts]
-    if mean.n > 1:
-        middle = alt.Chart(alt.Data(values=[{"x": mean.value}])).mark_rule(color="#3f78b5", strokeDash=[5, 4])
-        layers.insert(0, middle.encode(x=alt.X("x:Q", scale=scale)))
+    texts = base.mark_text(dy=-9, color=INK).encode(x=across("ratio", scale=scale), text="text:N")
+    layers = [
+        *([rule_at(mean.value, scale=scale, color=BLUE, strokeDash=[5, 4])] if mean.n > 1 else []),
+        rule_at(1.0, scale=scale, color=INK),
+        spread.encode(x=across("low", scale=scale), x2="high:Q", color=color), points, texts,
+    ]  # fmt: skip
     return alt.layer(*layers).properties(width=WIDTH, height={"step": 30})
 
 
@@ -161,8 +173,8 @@ def ratios_legend(mean: MeanRatio) -> list[tuple[str, str]]:
     found = [(verdict_word(v, mean.metric), color) for v, color in VERDICT_COLORS.items() if mean.count(v)]
     low, high = _ratio_ends(mean)
     if any(not low <= r.value <= high for r in mean.ratios[:MAX_BARS]):
-        found.append(("diamond: outside the axis, its value stands beside it", "#8a919b"))
-    return found + ([("geometric mean", "#3f78b5")] if mean.n > 1 else [])
+        found.append(("diamond: outside the axis, its value stands beside it", GRAY))
+    return found + ([("geometric mean", BLUE)] if mean.n > 1 else [])
 
 
 def gap_chart(gap: Gap) -> Any:
@@ -174,11 +186,9 @@ def gap_chart(gap: Gap) -> Any:
     for row in rows:
         size = row["end"] - row["start"]
         row |= {"middle": row["start"] + size / 2, "text": f"{size:,.1f}" if size > least else ""}
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("side:N", sort=[gap.baseline, gap.other], title=None))
-    bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X("start:Q", title="microseconds of one device per token", axis=alt.Axis(tickCount=7)), x2="end:Q",
-        color=color_by("part", dict(gap_legend())),
-    )  # fmt: skip
+    base, color = lines_of(rows, "side"), color_by("part", dict(gap_legend()))
+    x = across("start", title="microseconds of one device per token", tickCount=7)
+    bars = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=color)
     texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
     return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 34})
 

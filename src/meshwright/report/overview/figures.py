@@ -11,33 +11,46 @@ from meshwright.answers.comparison.sides import MEMORY, Metric, SideValue
 from meshwright.answers.overview.collect import ReportEntry
 from meshwright.answers.overview.cost import CostSensitivity
 from meshwright.answers.training_run import TrainingRun
-from meshwright.report.comparison.tables import value_text
-from meshwright.report.figures import (
+from meshwright.report.charts import (
+    BLUE,
+    GRAY,
+    GREEN,
     INK,
+    ORANGE,
     OUTLIER_COLOR,
     OUTLIER_LEGEND,
+    PURPLE,
+    RED,
+    TEAL,
     WIDTH,
+    across,
     alt,
     axis_end,
     bounded_scale,
+    chart_of,
     color_by,
+    lines_of,
+    names_of,
+    rule_at,
     stacked,
+    up,
 )
+from meshwright.report.comparison.tables import value_text
 from meshwright.report.training_figures import portions
 from meshwright.units import GIB
 
-BLUE, ORANGE, GREEN, RED, PURPLE = "#3f78b5", "#d98a35", "#4c9a6a", "#b5525c", "#8b6bb1"
-SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, "#6bb0b8", "#a07e3b", "#8a919b")
+SERIES = (BLUE, ORANGE, GREEN, RED, PURPLE, TEAL, "#a07e3b", GRAY)
 MOST_BARS = 30
 MOST_POINTS = 400
 """Points of a scatter plot: more cover each other, and a page of thousands opens slowly."""
 """Entries in one figure, the best first; the table has all."""
+NAMES = {"labelLimit": 220}
 LABELLED = 8
 LABEL_ROOM = (0.5, 0.08)
 """Logarithms of the rates, across and up, within which a second name would cover the first."""
 KERNEL_COLORS = {
-    "GEMM": BLUE, "attention": "#6bb0b8", "elementwise": GREEN, "optimizer": PURPLE, "pipeline wait": "#c2a83e",
-    "communication": ORANGE, "other": "#8a919b", "idle": RED,
+    "GEMM": BLUE, "attention": TEAL, "elementwise": GREEN, "optimizer": PURPLE, "pipeline wait": "#c2a83e",
+    "communication": ORANGE, "other": GRAY, "idle": RED,
 }  # fmt: skip
 CURVE_POINTS = 120
 LOSS_LABELS = 44
@@ -55,13 +68,12 @@ def values_chart(named: Sequence[tuple[str, SideValue]]) -> Any:
     longest = axis_end([max(r["high"], r["value"]) for r in rows])
     metric = named[0][1].metric
     scale = alt.Scale(domain=[0, longest * 1.25 or 1.0], nice=False)
-    form = "%" if metric.unit == "ratio" else "~s"
-    axis = alt.Axis(format=form, tickCount=6, grid=True)
-    x = alt.X("value:Q", scale=scale, title=f"{metric.name}, {metric.unit}", axis=axis)
+    form, title = "%" if metric.unit == "ratio" else "~s", f"{metric.name}, {metric.unit}"
+    x = across("value", scale=scale, title=title, format=form, tickCount=6, grid=True)
     for row in rows:
         _cut(row, "value", longest=longest, largest=max(row["high"], row["value"]))
-    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
-    whole = base.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("low:Q", scale=scale), x2="high:Q")
+    base = lines_of(rows, **NAMES)
+    whole = base.mark_rule(color=INK, strokeWidth=1.5).encode(x=across("low", scale=scale), x2="high:Q")
     return alt.layer(*_bars(base, x, scale), whole).properties(width=WIDTH, height={"step": 24})
 
 
@@ -78,7 +90,7 @@ def _bars(base: Any, x: Any, scale: Any) -> tuple[Any, Any]:
     color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
     bars = base.mark_bar(opacity=0.75, height={"band": 0.6}).encode(x=x, color=color)
     texts = base.mark_text(align="left", dx=6, color=INK)
-    return bars, texts.encode(x=alt.X("end:Q", scale=scale), text="text:N")
+    return bars, texts.encode(x=across("end", scale=scale), text="text:N")
 
 
 def cut_legend(sizes: Sequence[float]) -> tuple[tuple[str, str], ...]:
@@ -111,17 +123,14 @@ def loss_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
         rows += curve
         ends += curve[-1:]
     color = color_by("name", dict(loss_legend(runs)))
-    x = alt.X("tokens:Q", title="tokens", axis=alt.Axis(format="~s", tickCount=6, grid=False))
+    x = across("tokens", title="tokens", format="~s", tickCount=6, grid=False)
     losses = [r["loss"] for r in rows]
     is_wide = min(losses) > 0 and max(losses) > WIDE_LOSSES * min(losses)  # one that diverged, as a rule
-    y = alt.Y(
-        "loss:Q",
-        title="loss, nats per token",
-        scale=alt.Scale(type="log", nice=False) if is_wide else alt.Scale(zero=False),
-        axis=alt.Axis(grid=True, tickCount=6, format="~r" if is_wide else alt.Undefined, minExtent=LOSS_LABELS),
-    )
-    lines = alt.Chart(alt.Data(values=rows)).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=color)
-    dots = alt.Chart(alt.Data(values=ends)).mark_point(filled=True, size=40, opacity=1).encode(x=x, y=y, color=color)
+    scale = alt.Scale(type="log", nice=False) if is_wide else alt.Scale(zero=False)
+    form, title = "~r" if is_wide else alt.Undefined, "loss, nats per token"
+    y = up("loss", title=title, scale=scale, grid=True, tickCount=6, format=form, minExtent=LOSS_LABELS)
+    lines = chart_of(rows).mark_line(strokeWidth=1.7).encode(x=x, y=y, color=color)
+    dots = chart_of(ends).mark_point(filled=True, size=40, opacity=1).encode(x=x, y=y, color=color)
     return alt.layer(lines, dots).properties(width=WIDTH + 100, height=260)
 
 
@@ -146,12 +155,9 @@ def memory_chart(entries: Sequence[ReportEntry]) -> Any:
     for tick in ticks:
         tick["gib"] = min(tick["gib"], longest)
     scale = alt.Scale(domain=[0, longest * 1.25], nice=False)
-    x = alt.X("gib:Q", scale=scale, title="GiB per device", axis=alt.Axis(grid=True, tickCount=6))
-    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
-    drawn = alt.Chart(alt.Data(values=ticks)).mark_tick(color=PURPLE, thickness=3, size=18)
-    return alt.layer(*_bars(base, x, scale), drawn.encode(x=x, y=_names(rows))).properties(
-        width=WIDTH, height={"step": 24}
-    )
+    x = across("gib", scale=scale, title="GiB per device", grid=True, tickCount=6)
+    drawn = chart_of(ticks).mark_tick(color=PURPLE, thickness=3, size=18).encode(x=x, y=names_of(rows, **NAMES))
+    return alt.layer(*_bars(lines_of(rows, **NAMES), x, scale), drawn).properties(width=WIDTH, height={"step": 24})
 
 
 def memory_ends(entries: Sequence[ReportEntry]) -> list[float]:
@@ -167,13 +173,9 @@ def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
     for row in rows:
         share = row["end"] - row["start"]
         row |= {"middle": row["start"] + share / 2, "text": f"{share:.0%}" if share > 0.055 else ""}
-    base = alt.Chart(alt.Data(values=rows)).encode(y=_names(rows))
-    bars = base.mark_bar(height={"band": 0.7}).encode(
-        x=alt.X(
-            "start:Q", title="share of a step", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1], clamp=True)
-        ),
-        x2="end:Q", color=color_by("part", KERNEL_COLORS),
-    )  # fmt: skip
+    x = across("start", title="share of a step", format="%", scale=alt.Scale(domain=[0, 1], clamp=True))
+    base, color = lines_of(rows, **NAMES), color_by("part", KERNEL_COLORS)
+    bars = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=color)
     texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
     return alt.layer(bars, texts).properties(width=WIDTH, height={"step": 28})
 
@@ -185,18 +187,11 @@ def scaling_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
         for r in (rows[0], rows[-1])
     ]
     devices, rates = [r["devices"] for r in rows], [r["rate"] for r in (*rows, *ideal)]
-    x = alt.X(
-        "devices:Q", title="devices", scale=bounded_scale([min(devices) / 1.3, max(devices) * 1.3]),
-        axis=alt.Axis(values=sorted(set(devices)), format="d", grid=False),
-    )  # fmt: skip
-    y = alt.Y(
-        "rate:Q",
-        title="tokens/s",
-        scale=bounded_scale([min(rates) / 1.5, max(rates) * 1.5]),
-        axis=alt.Axis(format="~s", grid=True, tickCount=5),
-    )
-    line = alt.Chart(alt.Data(values=ideal)).mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1).encode(x=x, y=y)
-    base = alt.Chart(alt.Data(values=list(rows)))
+    sizes, bounds = bounded_scale([min(devices) / 1.3, max(devices) * 1.3]), [min(rates) / 1.5, max(rates) * 1.5]
+    x = across("devices", title="devices", scale=sizes, values=sorted(set(devices)), format="d", grid=False)
+    y = up("rate", title="tokens/s", scale=bounded_scale(bounds), format="~s", grid=True, tickCount=5)
+    line = chart_of(ideal).mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1).encode(x=x, y=y)
+    base = chart_of(rows)
     dots = base.mark_point(filled=True, size=80, color=BLUE, opacity=1).encode(x=x, y=y)
     texts = base.mark_text(dy=-12, color=INK).encode(x=x, y=y, text="text:N")
     return alt.layer(line, dots, texts).properties(width=WIDTH, height=260)
@@ -208,26 +203,20 @@ def predicted_chart(rows: Sequence[Mapping[str, Any]]) -> Any:
     domain = [min(ends) / 1.4, max(ends) * 1.4]
     scale = alt.Scale(type="log", domain=domain, nice=False)
     line = [{"measured": e, "predicted": e, "below": e / 1.2, "above": e * 1.2} for e in domain]
-    x = alt.X(
-        "measured:Q", scale=scale, title="measured tokens/s/device", axis=alt.Axis(format="~s", grid=True, tickCount=5)
-    )
-    y = alt.Y(
-        "predicted:Q",
-        scale=scale,
-        title="predicted tokens/s/device",
-        axis=alt.Axis(format="~s", grid=True, tickCount=5),
-    )
+    axis: dict[str, Any] = {"scale": scale, "format": "~s", "grid": True, "tickCount": 5}
+    x = across("measured", title="measured tokens/s/device", **axis)
+    y = up("predicted", title="predicted tokens/s/device", **axis)
     drawn = drawn_points(rows)
     marked = [{**r, "text": text} for r, text in zip(drawn, _labels(drawn), strict=True)]
-    base = alt.Chart(alt.Data(values=marked))
+    base = chart_of(marked)
     color = alt.condition("datum.inside", alt.value(GREEN), alt.value(RED))
-    band = alt.Chart(alt.Data(values=line)).mark_area(color="#8a919b", opacity=0.18, clip=True)
-    texts = alt.Chart(alt.Data(values=[r for r in marked if r["text"]]))
+    band = chart_of(line).mark_area(color=GRAY, opacity=0.18, clip=True)
+    texts = chart_of([r for r in marked if r["text"]])
     whole = base.mark_rule(strokeWidth=1.5, opacity=0.5)
     return alt.layer(
-        band.encode(x=x, y=alt.Y("below:Q", scale=scale), y2="above:Q"),
-        alt.Chart(alt.Data(values=line)).mark_line(color=INK, strokeWidth=1).encode(x=x, y=y),
-        whole.encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q", color=color),
+        band.encode(x=x, y=up("below", scale=scale), y2="above:Q"),
+        chart_of(line).mark_line(color=INK, strokeWidth=1).encode(x=x, y=y),
+        whole.encode(x=x, y=up("low", scale=scale), y2="high:Q", color=color),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
         texts.mark_text(align="left", dx=8, dy=4, color=INK).encode(x=x, y=y, text="text:N"),
     ).properties(width=WIDTH, height=WIDTH * 0.6)  # fmt: skip
@@ -246,19 +235,10 @@ def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> A
     """Output rate over the speed that one request sees, one line a server, its loads as labels."""
     rows = [{**point, "name": name} for name, points in named for point in points]
     color = color_by("name", {name: SERIES[i] for i, (name, _) in enumerate(named)})
-    x = alt.X(
-        "user_rate:Q",
-        title="tokens/s of one request (1 / time per output token)",
-        axis=alt.Axis(grid=True, tickCount=6),
-        scale=alt.Scale(zero=False, padding=24),
-    )
-    y = alt.Y(
-        "rate:Q",
-        title="output tokens/s",
-        axis=alt.Axis(format="~s", grid=True, tickCount=6),
-        scale=alt.Scale(zero=True),
-    )
-    base = alt.Chart(alt.Data(values=rows))
+    title, scale = "tokens/s of one request (1 / time per output token)", alt.Scale(zero=False, padding=24)
+    x = across("user_rate", title=title, scale=scale, grid=True, tickCount=6)
+    y = up("rate", title="output tokens/s", scale=alt.Scale(zero=True), format="~s", grid=True, tickCount=6)
+    base = chart_of(rows)
     return alt.layer(
         base.mark_line(strokeWidth=1.5).encode(x=x, y=y, color=color, order="order:Q"),
         base.mark_point(filled=True, size=60, opacity=1).encode(x=x, y=y, color=color),
@@ -272,15 +252,14 @@ def sensitivity_chart(rows: Sequence[CostSensitivity], *, base_usd: float) -> An
     ends = [e for r in data for e in (r["low"], r["high"])]
     span = max(ends) - min(ends) or 1
     scale = alt.Scale(domain=[min(ends) - 0.35 * span, max(ends) + 0.35 * span], nice=False)
-    base = alt.Chart(alt.Data(values=data)).encode(y=alt.Y("what:N", sort=[r["what"] for r in data], title=None))
-    x = alt.X("low:Q", scale=scale, title="USD per million tokens", axis=alt.Axis(format="~r", grid=True, tickCount=6))
-    rule = alt.Chart(alt.Data(values=[{"x": base_usd}])).mark_rule(color=INK).encode(x=alt.X("x:Q", scale=scale))
+    base = lines_of(data, "what")
+    x = across("low", scale=scale, title="USD per million tokens", format="~r", grid=True, tickCount=6)
+    end = across("high", scale=scale)
     return alt.layer(
-        base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"), rule,
+        base.mark_bar(color=BLUE, opacity=0.7, height={"band": 0.6}).encode(x=x, x2="high:Q"),
+        rule_at(base_usd, scale=scale, color=INK),
         base.mark_text(align="right", dx=-5, color=INK, limit=95).encode(x=x, text="left:N"),
-        base.mark_text(align="left", dx=5, color=INK, limit=150).encode(
-            x=alt.X("high:Q", scale=scale), text="right:N"
-        ),
+        base.mark_text(align="left", dx=5, color=INK, limit=150).encode(x=end, text="right:N"),
     ).properties(width=WIDTH, height={"step": 28})  # fmt: skip
 
 
@@ -310,8 +289,3 @@ def _predicted_memory(run: TrainingRun | None) -> float | None:
         return None
     rows = [r for r in run.measured_quantities() if r.unit == "bytes"]
     return rows[0].predicted.value if rows and rows[0].predicted else None
-
-
-def _names(rows: Sequence[Mapping[str, Any]]) -> Any:
-    order = list(dict.fromkeys(r["name"] for r in rows))
-    return alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelLimit=220))

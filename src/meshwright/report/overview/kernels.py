@@ -14,11 +14,23 @@ from meshwright.answers.overview.collect import RecordReport
 from meshwright.answers.overview.measured_passes import KINDS, MeasuredPass
 from meshwright.answers.quantities import percent, seconds
 from meshwright.answers.text_table import TextTable
-from meshwright.report.figures import INK, OUTLIER_COLOR, OUTLIER_LEGEND, WIDTH, alt, axis_end
+from meshwright.report.charts import (
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    OUTLIER_COLOR,
+    OUTLIER_LEGEND,
+    WIDTH,
+    across,
+    alt,
+    axis_end,
+    lines_of,
+    rule_at,
+)
 from meshwright.report.timeline_blocks import Blocks, blocks_svg, windows
 from meshwright.units import format_seconds
 
-BLUE, ORANGE = "#3f78b5", "#d98a35"
 KERNEL_RATES = (
     "FLOP/s and bytes/s are the least work of a call over its time, forward and backward together. The roofline is "
     "made of the rates that the same record measured; above 100 % operands stay in a cache."
@@ -68,17 +80,13 @@ def roofline_chart(calls: Sequence[tuple[str, CallRates]]) -> Any:
     longest = _longest(calls)
     rows = [_bar(name, c, longest) for name, c in calls[:MOST_CALLS]]
     scale = alt.Scale(domain=[0, longest * 1.05], nice=False)
-    axis = alt.Axis(labelLimit=260)
-    base = alt.Chart(alt.Data(values=rows)).encode(
-        y=alt.Y("call:N", sort=[r["call"] for r in rows], title=None, axis=axis),
-        x=alt.X("share:Q", scale=scale, title="share of the roofline", axis=alt.Axis(format="%", tickCount=6)),
-    )
+    x = across("share", scale=scale, title="share of the roofline", format="%", tickCount=6)
+    base = lines_of(rows, "call", labelLimit=260).encode(x=x)
     color = alt.condition("datum.cut", alt.value(OUTLIER_COLOR), alt.value(BLUE))
     bars = base.mark_bar(opacity=0.5, height={"band": 0.65}).encode(color=color)
-    whole = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=ORANGE, strokeDash=[4, 3])
     # From the axis on, over the bars: there a text has the width of the whole plot, on a phone too.
     texts = base.mark_text(align="left", color=INK).encode(x=alt.value(5), text="text:N")
-    rule = whole.encode(x=alt.X("x:Q", scale=scale))
+    rule = rule_at(1.0, scale=scale, color=ORANGE, strokeDash=[4, 3])
     return alt.layer(bars, rule, texts).properties(width=WIDTH - 100, height={"step": 22})
 
 
@@ -107,7 +115,7 @@ def _scaled(rate: float | None, unit: float) -> str:
 # --- measured passes ---
 
 
-COLORS = {"F": "#3f78b5", "B": "#d98a35", "I": "#d98a35", "W": "#4c9a6a"}
+COLORS = {"F": BLUE, "B": ORANGE, "I": ORANGE, "W": GREEN}
 WAITING = ("waiting for another rank", "#c9ced6")
 
 

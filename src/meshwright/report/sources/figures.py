@@ -4,26 +4,44 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from meshwright.answers.sources.facts import CONTEXT, memory_rows
 from meshwright.answers.sources.study import SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
 from meshwright.catalog.lookup import market_prices, prices
-from meshwright.report.figures import INK, ROOMY, WIDTH, alt, bounded_scale, color_by, stacked
+from meshwright.files import toml_table
+from meshwright.report.charts import (
+    BLUE,
+    GRAY,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    ROOMY,
+    TEAL,
+    WIDTH,
+    across,
+    alt,
+    bounded_scale,
+    chart_of,
+    color_by,
+    names_of,
+    rule_at,
+    stacked,
+    up,
+)
 from meshwright.report.html import ReportFigure
 from meshwright.report.sources.tables import number
 
-PRINTED, PREDICTED, LOGS = "#d98a35", "#3f78b5", "#4c9a6a"
+PRINTED, PREDICTED, LOGS = ORANGE, BLUE, GREEN
 KINDS = {"printed": PRINTED, "predicted": PREDICTED, "published logs": LOGS}
 LEGEND = (("printed", PRINTED), ("predicted, 80 % interval", PREDICTED), ("published logs", LOGS))
 MEMORY_PARTS = {
-    "weights": "#3f78b5",
-    "cache": "#d98a35",
-    "adapters and optimizer": "#8b6bb1",
-    "activations": "#6bb0b8",
-    "kept back": "#8a919b",
-}
+    "weights": BLUE, "cache": ORANGE, "adapters and optimizer": PURPLE, "activations": TEAL, "kept back": GRAY,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,84 +90,36 @@ def _intervals(rows: Sequence[SourceRow], label: Callable[[SourceRow], str], *, 
     ends = [v for d in data for v in (d["low"], d["high"])] + [m["value"] for m in marks]
     low, high = min(ends), max(ends)
     scale = alt.Scale(domain=[max(0.0, low - 0.12 * (high - low)), high + 0.12 * (high - low)], nice=False, zero=False)
-    order = list(dict.fromkeys(m["name"] for m in marks))
-    y = alt.Y("name:N", sort=order, title=None, axis=alt.Axis(labelLimit=270))
-    x = alt.X("value:Q", scale=scale, title=axis, axis=alt.Axis(grid=True, tickCount=6, format="~r"))
+    y = names_of(marks, labelLimit=270)
+    x = across("value", scale=scale, title=axis, grid=True, tickCount=6, format="~r")
     color = color_by("kind", KINDS)
-    band = alt.Chart(alt.Data(values=data)).mark_bar(color=PREDICTED, opacity=0.22, height={"band": 0.6})
-    points = alt.Chart(alt.Data(values=marks))
+    band = chart_of(data).mark_bar(color=PREDICTED, opacity=0.22, height={"band": 0.6})
+    points = chart_of(marks).encode(x=x, y=y)
     shapes = alt.Scale(domain=list(KINDS), range=["diamond", "circle", "square"])
+    shape = alt.Shape("kind:N", scale=shapes, legend=None)
     layers = [
-        band.encode(y=y, x=alt.X("low:Q", scale=scale), x2="high:Q"),
-        points.mark_point(filled=True, size=70, opacity=1).encode(
-            x=x, y=y, color=color, shape=alt.Shape("kind:N", scale=shapes, legend=None)
-        ),
-        points.mark_text(dy=-10, color=INK).encode(x=x, y=y, text="text:N"),
+        *([rule_at(1.0, scale=scale, color=INK)] if parity else []),
+        band.encode(y=y, x=across("low", scale=scale), x2="high:Q"),
+        points.mark_point(filled=True, size=70, opacity=1).encode(color=color, shape=shape),
+        points.mark_text(dy=-10, color=INK).encode(text="text:N"),
     ]
-    if parity:
-        rule = alt.Chart(alt.Data(values=[{"x": 1.0}])).mark_rule(color=INK)
-        layers.insert(0, rule.encode(x=alt.X("x:Q", scale=scale)))
     return alt.layer(*layers).properties(width=WIDTH, height={"step": 36})
 
 
-def _workload(row: SourceRow) -> str:
-    c = row.claim
-    return f"{c.model} {c.precision}, {c.num_accelerators} GPUs"
-
-
-def _ratios(section: str, title: str, *names: str) -> Callable[[SourceReport], SourceFigure]:
-    def make(found: SourceReport) -> SourceFigure:
-        rows = _claims(found, *names)
-        chart = _intervals(rows, _workload, axis="MI355X over B200, tokens/s per GPU", parity=True)
-        return SourceFigure(section=section, title=title, chart=chart, data=_data(title, rows, _workload))
-
-    return make
-
-
-_ROUND_5_0 = {"s65_07": ", best of v5.0", "s65_08": ", v5.0", "mlperf51_09": ", v5.0"}
-"""Claims whose results are of the round before."""
-
-
-def _minutes(found: SourceReport) -> SourceFigure:
-    def label(row: SourceRow) -> str:
-        which = _ROUND_5_0.get(row.claim.claim_id, "")
-        return f"{row.claim.model} {row.claim.method}, {row.claim.accelerator}{which}"
-
-    rows = _claims(
-        found, "mlperf51_01", "mlperf51_02", "mlperf51_03", "mlperf51_09", "s65_07", "s65_08", "mlperf51_04",
-        "mlperf51_05", "mlperf51_06",
-    )  # fmt: skip
-    lora = [r for r in rows if r.claim.method == "lora"]
-    title = "MLPerf time to train, 8 GPUs"
-    return SourceFigure(
-        section="MLPerf Training", title=f"{title}: Llama 2 70B LoRA", chart=_intervals(lora, label, axis="minutes"),
-        data=_data(title, rows, label),
-        text="Predicted: samples to convergence of the published runs over the predicted rate, without evaluations.",
-    )  # fmt: skip
-
-
-def _minutes_8b(found: SourceReport) -> SourceFigure:
-    rows = _claims(found, "mlperf51_04", "mlperf51_05", "mlperf51_06")
-    title = "MLPerf time to train, 8 GPUs: Llama 3.1 8B"
-    chart = _intervals(rows, lambda r: r.claim.accelerator, axis="minutes")
-    return SourceFigure(
-        section="MLPerf Training", title=title, chart=chart, data=_data(title, rows, lambda r: r.claim.accelerator)
-    )
-
-
-def _generations(found: SourceReport) -> SourceFigure:
-    rows = _claims(found, "mlperf51_08", "mlperf51_07", "s65_09")
-    title = "Generation over generation: MI355X, Llama 2 70B LoRA"
+def _of_claims(found: SourceReport, *, name: str) -> SourceFigure:
+    """A figure of figures.toml."""
+    about = toml_table(Path(__file__).with_name("figures.toml"))[name]
+    rows, title, labels = _claims(found, *about["claims"]), about["title"], about.get("labels", {})
 
     def label(row: SourceRow) -> str:
-        return f"over {row.claim.baseline}"
+        return labels.get(row.claim.claim_id, about["label"]).format(c=row.claim)
 
+    drawn = [row for row in rows if row.claim.claim_id in about.get("drawn", about["claims"])]
     return SourceFigure(
-        section="MLPerf Training",
-        title=title,
-        chart=_intervals(rows, label, axis="times as fast"),
-        data=_data(title, rows, label),
-    )
+        section=about["section"], title=title, text=about.get("text", ""),
+        chart=_intervals(drawn, label, axis=about["axis"], parity=about.get("parity", False)),
+        data=_data(about.get("data_title", title), rows, label),
+    )  # fmt: skip
 
 
 def _devices(row: SourceRow) -> str:
@@ -168,19 +138,17 @@ def _table_1(found: SourceReport) -> SourceFigure:
         for r in rows
     ]  # fmt: skip
     devices = [d["devices"] for d in data]
-    x = alt.X(
-        "devices:Q", title="GPUs", scale=bounded_scale([min(devices) / 1.4, max(devices) * 1.4]),
-        axis=alt.Axis(values=devices, format=",d", grid=False),
-    )  # fmt: skip
+    sizes = bounded_scale([min(devices) / 1.4, max(devices) * 1.4])
+    x = across("devices", title="GPUs", scale=sizes, values=devices, format=",d", grid=False)
     scale = alt.Scale(domain=[0.8, 1.05], nice=False)
-    y = alt.Y("printed:Q", title="realized over ideal", scale=scale, axis=alt.Axis(grid=True, tickCount=5))
-    base = alt.Chart(alt.Data(values=data))
+    y, value = up("printed", title="realized over ideal", scale=scale, grid=True, tickCount=5), up("value", scale=scale)
+    base = chart_of(data).encode(x=x)
     chart = alt.layer(
-        base.mark_area(color=PREDICTED, opacity=0.2).encode(x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"),
-        base.mark_line(color=PREDICTED).encode(x=x, y=alt.Y("value:Q", scale=scale)),
-        base.mark_point(filled=True, color=PREDICTED, size=50, opacity=1).encode(x=x, y=alt.Y("value:Q", scale=scale)),
-        base.mark_point(filled=True, color=PRINTED, size=70, opacity=1, shape="diamond").encode(x=x, y=y),
-        base.mark_text(dy=-14, color=INK, style=ROOMY).encode(x=x, y=y, text="text:N"),
+        base.mark_area(color=PREDICTED, opacity=0.2).encode(y=up("low", scale=scale), y2="high:Q"),
+        base.mark_line(color=PREDICTED).encode(y=value),
+        base.mark_point(filled=True, color=PREDICTED, size=50, opacity=1).encode(y=value),
+        base.mark_point(filled=True, color=PRINTED, size=70, opacity=1, shape="diamond").encode(y=y),
+        base.mark_text(dy=-14, color=INK, style=ROOMY).encode(y=y, text="text:N"),
     ).properties(width=WIDTH, height=240)  # fmt: skip
     return SourceFigure(
         section="At scale", title=title, chart=chart, data=_data(title, rows, _devices),
@@ -204,42 +172,23 @@ def _figure_2(found: SourceReport) -> SourceFigure:
         data.append({"devices": most, "days": p.value, "kind": "predicted", "text": f"{p.value:.1f}"})
         band.append({"devices": most, "low": p.low, "high": p.high})
     ends = [d["days"] for d in (*data, *ideal)] + [v for b in band for v in (b["low"], b["high"])]
-    x = alt.X(
-        "devices:Q", title="GPUs", scale=bounded_scale([first / 1.4, most * 1.5]),
-        axis=alt.Axis(values=[8192, 16384, 32768, 65536, 98304], format=",d", grid=False),
-    )  # fmt: skip
+    sizes = {"scale": bounded_scale([first / 1.4, most * 1.5]), "values": [8192, 16384, 32768, 65536, 98304]}
+    x = across("devices", title="GPUs", format=",d", grid=False, **sizes)
     scale = bounded_scale([min(ends) / 1.3, max(ends) * 1.3])
     ticks = [t for t in (1, 2, 5, 10, 20, 50) if min(ends) / 1.3 <= t <= max(ends) * 1.3]
-    y = alt.Y("days:Q", title="days", scale=scale, axis=alt.Axis(values=ticks, grid=True, format="d"))
-    points = alt.Chart(alt.Data(values=data))
+    y = up("days", title="days", scale=scale, values=ticks, grid=True, format="d")
+    color, points = color_by("kind", KINDS, ("printed", "predicted")), chart_of(data).encode(x=x, y=y)
+    spread = chart_of(band).mark_rule(color=PREDICTED, strokeWidth=6, opacity=0.3)
     chart = alt.layer(
-        alt.Chart(alt.Data(values=ideal)).mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1).encode(x=x, y=y),
-        alt.Chart(alt.Data(values=band)).mark_rule(color=PREDICTED, strokeWidth=6, opacity=0.3).encode(
-            x=x, y=alt.Y("low:Q", scale=scale), y2="high:Q"
-        ),
-        points.mark_point(filled=True, size=80, opacity=1).encode(
-            x=x, y=y, color=color_by("kind", KINDS, ("printed", "predicted"))
-        ),
-        points.mark_text(align="left", dx=9, color=INK).encode(x=x, y=y, text="text:N"),
+        chart_of(ideal).mark_line(color=INK, strokeDash=[5, 4], strokeWidth=1).encode(x=x, y=y),
+        spread.encode(x=x, y=up("low", scale=scale), y2="high:Q"),
+        points.mark_point(filled=True, size=80, opacity=1).encode(color=color),
+        points.mark_text(align="left", dx=9, color=INK).encode(text="text:N"),
     ).properties(width=WIDTH, height=280)  # fmt: skip
     return SourceFigure(
         section="At scale", title=title, chart=chart, data=_data(title, [base_row, last], _devices),
         legend=(*LEGEND[:2], ("perfect scaling", INK)),
         text="The number of tokens is not printed: it is solved for from 22.8 days on 8,192 GPUs.",
-    )  # fmt: skip
-
-
-def _serving(found: SourceReport) -> SourceFigure:
-    rows = _claims(found, "s65_12", "s65_10")
-
-    def label(row: SourceRow) -> str:
-        return "Llama 3.1 405B offline" if row.claim.claim_id == "s65_12" else "DeepSeek-R1 online, 16 in flight"
-
-    title = "Inference in FP4: MI355X over B200"
-    return SourceFigure(
-        section="Inference", title=title,
-        chart=_intervals(rows, label, axis="MI355X over B200, output tokens/s", parity=True),
-        data=_data(title, rows, label),
     )  # fmt: skip
 
 
@@ -251,23 +200,17 @@ def _memory(found: SourceReport) -> SourceFigure:
         {"case": c.name, "end": sum(c.parts_gib.values()), "text": f"{sum(c.parts_gib.values()):.0f} GiB"}
         for c in cases
     ]
-    y = alt.Y("case:N", sort=[c.name for c in cases], title=None, axis=alt.Axis(labelLimit=300))
+    y = names_of(totals, "case", labelLimit=300)
     scale = alt.Scale(domain=[0, max(r["end"] for r in totals) * 1.15], nice=False)
-    bars = alt.Chart(alt.Data(values=rows)).mark_bar(height={"band": 0.65})
+    x = across("start", scale=scale, title="GiB", grid=True, tickCount=6)
     limits = [{"x": c, "text": t} for c, t in ((288.0, "MI355X"), (179.06, "B200"))]
-    rule = alt.Chart(alt.Data(values=limits))
+    rule, sums = chart_of(limits).encode(x=across("x", scale=scale)), chart_of(totals)
+    bars = chart_of(rows).mark_bar(height={"band": 0.65})
     chart = alt.layer(
-        bars.encode(
-            y=y, x=alt.X("start:Q", scale=scale, title="GiB", axis=alt.Axis(grid=True, tickCount=6)), x2="end:Q",
-            color=color_by("part", MEMORY_PARTS),
-        ),
-        rule.mark_rule(color=INK, strokeWidth=1.5).encode(x=alt.X("x:Q", scale=scale)),
-        rule.mark_text(color=INK, dy=-6, baseline="bottom", y=0).encode(
-            x=alt.X("x:Q", scale=scale), text="text:N"
-        ),
-        alt.Chart(alt.Data(values=totals)).mark_text(align="left", dx=5, color=INK).encode(
-            x=alt.X("end:Q", scale=scale), y=y, text="text:N"
-        ),
+        bars.encode(y=y, x=x, x2="end:Q", color=color_by("part", MEMORY_PARTS)),
+        rule.mark_rule(color=INK, strokeWidth=1.5),
+        rule.mark_text(color=INK, dy=-6, baseline="bottom", y=0).encode(text="text:N"),
+        sums.mark_text(align="left", dx=5, color=INK).encode(x=across("end", scale=scale), y=y, text="text:N"),
     ).properties(width=WIDTH, height={"step": 34})  # fmt: skip
     data = TextTable(
         title=f"{title}: data", headings=("case", *MEMORY_PARTS, "sum, GiB", "how"),
@@ -302,13 +245,8 @@ def _prices(found: SourceReport) -> SourceFigure:
         if "Azure" in p.offer
     ]
     rows.sort(key=lambda r: r["name"])
-    x = alt.X(
-        "usd:Q",
-        title="USD per hour",
-        axis=alt.Axis(grid=True, tickCount=6),
-        scale=alt.Scale(domain=[0, 150], nice=False),
-    )
-    base = alt.Chart(alt.Data(values=rows)).encode(y=alt.Y("name:N", sort=None, title=None))
+    x = across("usd", title="USD per hour", scale=alt.Scale(domain=[0, 150], nice=False), grid=True, tickCount=6)
+    base = chart_of(rows).encode(y=alt.Y("name:N", sort=None, title=None))
     chart = alt.layer(
         base.mark_bar(color=PRINTED, opacity=0.8, height={"band": 0.65}).encode(x=x),
         base.mark_text(align="left", dx=5, color=INK).encode(x=x, text="text:N"),
@@ -333,8 +271,6 @@ def _prices(found: SourceReport) -> SourceFigure:
 
 
 _FIGURES: tuple[Callable[[SourceReport], SourceFigure], ...] = (
-    _ratios("Training throughput", "Single node, PyTorch", *(f"perf25_0{i}" for i in range(1, 6))),
-    _ratios("Training throughput", "Single node, JAX MaxText", "perf25_06", "perf25_07", "perf25_08"),
-    _ratios("Training throughput", "Several nodes", "perf25_09", "perf25_10", "perf25_11"),
-    _minutes, _minutes_8b, _generations, _table_1, _figure_2, _serving, _memory, _prices,
+    *(partial(_of_claims, name=name) for name in ("pytorch", "jax", "nodes", "minutes", "minutes_8b", "generations")),
+    _table_1, _figure_2, partial(_of_claims, name="inference"), _memory, _prices,
 )  # fmt: skip
