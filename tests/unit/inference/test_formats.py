@@ -30,7 +30,9 @@ def test_bytes_hold_a_scale_and_a_zero_point_for_each_group():
     assert held.total == pytest.approx((parameters(model).total - kept / 2) * 4.15625 / 8 + kept)
 
 
-@pytest.mark.parametrize("name", ["int4-g", "int4-g0", "int4-gx", "fp8-g32", "int8-g64", "int5", "int4-g-1", "int4-g1", "int4-g999999"])
+@pytest.mark.parametrize(
+    "name", ["int4-g", "int4-g0", "int4-gx", "fp8-g32", "int8-g64", "int5", "int4-g-1", "int4-g1", "int4-g999999"]
+)
 def test_groups_of_other_formats_and_sizes_are_refused(name):
     with pytest.raises(UnknownNameError, match="unknown precision"):
         weight_format(name, H100)
