@@ -30,6 +30,18 @@ class SynonymChoice(click.Choice[str]):
         return super().convert(self.choices[0] if value in self.synonyms else value, param, ctx)
 
 
+class PathType(click.Path):
+    """A path. An empty one, as of a variable that is not set, would be the current folder and is refused."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(path_type=Path, **settings)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the path is empty", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 class CountRange(click.IntRange):
     """A whole number, whose message for "128k" or "8,192" has the digits that it may mean."""
 
@@ -98,13 +110,13 @@ def count_option(
 
 def file_option(*names: str, help: str, metavar: str = "FILE", **settings: Any) -> Decorator:
     """An option that takes the path of a file."""
-    kind = click.Path(dir_okay=False, path_type=Path)
+    kind = PathType(dir_okay=False)
     return _valued(names, type=kind, metavar=metavar, help=help, **settings)
 
 
 def folder_option(*names: str, help: str, metavar: str = "DIR", **settings: Any) -> Decorator:
     """An option that takes the path of a folder."""
-    kind = click.Path(file_okay=False, path_type=Path)
+    kind = PathType(file_okay=False)
     return _valued(names, type=kind, metavar=metavar, help=help, **settings)
 
 
@@ -142,9 +154,7 @@ def text_override(key: str, text: str | None) -> list[str]:
 def run_argument(*, required: bool = True) -> Decorator:
     """RUN.yaml, passed on as `run_path`. The reader of run files reports a missing file, with similar names."""
     metavar = "RUN.yaml" if required else "[RUN.yaml]"
-    return click.argument(
-        "run_path", metavar=metavar, required=required, type=click.Path(path_type=Path, dir_okay=False)
-    )
+    return click.argument("run_path", metavar=metavar, required=required, type=PathType(dir_okay=False))
 
 
 def _seconds(ctx: click.Context, param: click.Parameter, text: str) -> float:

@@ -7,7 +7,8 @@ import sys
 import click
 import pytest
 
-from meshwright.cli.options import LazyChoice, budget_option, numbers
+from meshwright.cli.main import group
+from meshwright.cli.options import LazyChoice, PathType, budget_option, numbers
 from meshwright.cli.question import JoinedType
 from meshwright.errors import InputError
 
@@ -57,3 +58,29 @@ def test_an_empty_item_of_a_list_is_refused(text):
     with pytest.raises(click.BadParameter, match="has an empty item"):
         JoinedType(click.INT).convert(text, None, None)
     assert JoinedType(click.INT).convert("16, 32,", None, None) == (16, 32)
+
+
+def parameters(group, context):
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        if isinstance(command, click.Group):
+            yield from parameters(command, context)
+        else:
+            yield from ((f"{name} {parameter.name}", parameter) for parameter in command.params)
+
+
+def test_no_path_of_a_command_is_empty():
+    """An empty one would be the current folder: that of a variable that is not set."""
+    context = click.Context(group)
+    paths = {name: p.type for name, p in parameters(group, context) if isinstance(p.type, click.Path)}
+    assert len(paths) > 40
+    # A question takes text and checks it; other commands take paths.
+    assert [name for name, kind in paths.items() if not isinstance(kind, PathType) and kind.type is not None] == []
+
+
+def test_an_empty_path_is_refused(meshwright, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = meshwright("examples", "")
+    assert outcome.exit_code == 2
+    assert "the path is empty" in outcome.stderr
+    assert list(tmp_path.iterdir()) == []

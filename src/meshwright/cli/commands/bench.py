@@ -14,6 +14,7 @@ from meshwright.api.question import question_of
 from meshwright.catalog import lookup as catalog
 from meshwright.cli.options import (
     Decorator,
+    PathType,
     budget_option,
     count_option,
     file_option,
@@ -58,7 +59,7 @@ def request_timeout_option(*, default: float) -> Decorator:
 
 def tokenizer_option(*, help: str) -> Decorator:
     """--tokenizer: tokenizer.json, or its folder."""
-    kind = click.Path(path_type=Path)
+    kind = PathType()
     return click.option("--tokenizer", "tokenizer_path", type=kind, metavar="PATH", help=help)
 
 

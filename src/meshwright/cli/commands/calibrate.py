@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import file_option
+from meshwright.cli.options import PathType, file_option
 from meshwright.cli.verbs import verb
 
 
 @verb("calibrate", body="meshwright.cli.calibrate:run")
-@click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=PathType())
 @file_option(
     "--out", "out",
     help="Calibration file to write.  [default: calibration.json in the folder of the records; with --from-tables "

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from meshwright import runfile
-from meshwright.cli.options import StepType
+from meshwright.cli.options import PathType, StepType
 from meshwright.cli.output import emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
@@ -22,8 +22,8 @@ RUN_SUFFIXES = (".yaml", ".yml")
 
 @verb("checkpoint")
 @click.argument("kind", metavar="ACTION", type=click.Choice(["show", "verify", "to-hf", "from-hf"]))
-@click.argument("where", type=click.Path(path_type=Path))
-@click.argument("weights", metavar="[DIR]", required=False, type=click.Path(path_type=Path, file_okay=False))
+@click.argument("where", type=PathType())
+@click.argument("weights", metavar="[DIR]", required=False, type=PathType(file_okay=False))
 @click.option("--step", type=StepType(), metavar="N", help="Step of the checkpoint, or `best`.  [default: the newest]")
 @click.option(
     "--dtype", type=click.Choice(["bf16", "fp32"]),

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from meshwright.cli.options import count_option, file_option, root_option
+from meshwright.cli.options import PathType, count_option, file_option, root_option
 from meshwright.cli.output import (
     emit_json,
     emitted_json,
@@ -40,7 +40,7 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
 
 
 @verb("doctor")
-@click.argument("reports", nargs=-1, metavar="[REPORT.json]...", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("reports", nargs=-1, metavar="[REPORT.json]...", type=PathType(dir_okay=False))
 @click.option("--compare", "is_comparison", is_flag=True, help="Compare the reports of many nodes.")
 @click.option("--pairs", "is_of_pairs", is_flag=True, help="Measure the rate between every two nodes of a torchrun.")
 @click.option(

@@ -7,12 +7,13 @@ from pathlib import Path
 import click
 
 from meshwright.catalog.lookup import copy_examples
+from meshwright.cli.options import PathType
 from meshwright.cli.output import emit, print_line
 from meshwright.cli.verbs import verb
 
 
 @verb("examples")
-@click.argument("folder", metavar="FOLDER", type=click.Path(path_type=Path))
+@click.argument("folder", metavar="FOLDER", type=PathType())
 def command(*, folder: Path) -> None:
     """Copy the example runs, their data and the notebook into a folder.
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
-from meshwright.cli.options import count_option, file_option, folder_option, run_argument
+from meshwright.cli.options import PathType, count_option, file_option, folder_option, run_argument
 from meshwright.cli.question import key_options
 from meshwright.cli.verbs import verb
 
@@ -59,7 +57,7 @@ from meshwright.cli.verbs import verb
 @click.option("--image", metavar="IMAGE", help="kubernetes: container image.")
 @click.option("--namespace", metavar="NAME", help="kubernetes: namespace.")
 @click.option(
-    "--results", type=click.Path(path_type=Path), metavar="DIR",
+    "--results", type=PathType(), metavar="DIR",
     help="kubernetes: folder of the results in the pods, on a volume claim.  [default: NAME on the first claim]",
 )  # fmt: skip
 def command() -> None:
