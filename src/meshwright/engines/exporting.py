@@ -52,7 +52,7 @@ def export_own(run: Run, folder: Path, *, step: StepChoice, dtype: Dtype | None,
     engine = find_engine(run.engine)
     assert isinstance(engine, WeightsEngine)  # `has_own_checkpoints`
     kind = _kind(run.lora, merge=merge, where=run.source)
-    dtype = dtype or _default_dtype(kind)
+    dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
 
     def write(out: Path) -> Path:
         if not merge:
@@ -107,7 +107,7 @@ def export_saved(
     kind = _kind(content.lora, merge=merge, where=str(saved.path))
     if dequantised and (content.lora is None or content.lora.base_format is BaseFormat.FULL):
         raise InputError("--dequantised is for adapters that were trained on a quantised base", got=str(saved.path))
-    dtype = dtype or _default_dtype(kind)
+    dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
     writer = find_engine(manifest["engine"]) if manifest.get("engine") else None
 
     def write(out: Path) -> None:
@@ -162,7 +162,3 @@ def _kind(lora: Lora | None, *, merge: bool, where: str) -> ExportKind:
     if merge and lora is None:
         raise InputError("--merge is about adapters; this checkpoint holds whole weights", got=where)
     return "weights" if lora is None else "merged weights" if merge else "adapter"
-
-
-def _default_dtype(kind: ExportKind) -> Dtype:
-    return "fp32" if kind == "adapter" else "bf16"

@@ -101,7 +101,8 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
     try:
         start, facts = (load_json(output / name) for name in (START, FACTS))
         measured = list(_by_step(output / STEPS).values())
-        ranks = [load_json(path) for path in _rank_files(output)]
+        rank_files = {int(path.stem.partition("-")[2]): path for path in output.glob("rank-*.json")}
+        ranks = [load_json(path) for _, path in sorted(rank_files.items())]
         resolved = load_json(folder / "resolved.json")
     except OSError as error:
         raise InputError(
@@ -111,13 +112,18 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         raise InputError(f"no step was taken in {folder}", hint=f"see {folder / 'logs'}")
     run = runfile.load(folder / layout.run_file)
     assert run.plan is not None
-    metrics = yardstick(run, accelerator=_accelerator(start), plan=run.plan)
+    stated = start["accelerator"]
+    accelerator = Accelerator(**stated | {key: tuple(stated.get(key, ())) for key in ("aliases", "driver_names")})
+    metrics = yardstick(run, accelerator=accelerator, plan=run.plan)
     identity = read_identity(folder / IDENTITY)
     history = ((0, metrics.tokens_per_step),) if identity is None else identity.batches
     losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
     entries = list(_entries(measured, losses=losses, metrics=metrics, history=history))
-    profile = _profile(folder)
-    ending = _ending(output, is_done=entries[-1]["step"] == run.num_steps)
+    summary = folder / FOLDER / SUMMARY
+    profile = load_json(summary) if summary.is_file() else None
+    is_done = entries[-1]["step"] == run.num_steps
+    written = load_json(path)["ending"] if (path := output / ENDING).is_file() else None
+    ending = Ending(written) if written else Ending.DONE if is_done else Ending.STOPPED
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
     statistics = complete_statistics(
         _statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
@@ -153,33 +159,11 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
     return record
 
 
-def _profile(folder: Path) -> dict[str, Any] | None:
-    """Return the time of the profiled steps by category; None: no step was profiled."""
-    path = folder / FOLDER / SUMMARY
-    return load_json(path) if path.is_file() else None
-
-
-def _ending(output: Path, *, is_done: bool) -> Ending:
-    """Return the ending that the processes wrote; without one, derive it from the last step."""
-    if (path := output / ENDING).is_file():
-        return Ending(load_json(path)["ending"])
-    return Ending.DONE if is_done else Ending.STOPPED
-
-
 def _write(path: Path, text: str) -> None:
     try:
         write_atomically(path, text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
-
-
-def _accelerator(start: dict[str, Any]) -> Accelerator:
-    values = start["accelerator"]
-    return Accelerator(**values | {key: tuple(values.get(key, ())) for key in ("aliases", "driver_names")})
-
-
-def _rank_files(output: Path) -> list[Path]:
-    return sorted(output.glob("rank-*.json"), key=lambda path: int(path.stem.partition("-")[2]))
 
 
 def _by_step(path: Path) -> dict[int, dict[str, Any]]:
@@ -222,7 +206,9 @@ def _statistics(
     ending: Ending,
 ) -> dict[str, Any]:
     step_s = spread_of([entry["step_s"] for entry in entries if not entry.get("profiled")])
-    parameters = int(count_parameters(model_row(run.model)).total)
+    parameters = trained = int(count_parameters(model_row(run.model)).total)
+    if run.lora is not None:  # rank x (inputs + outputs) of every adapter
+        trained = int(run.model.num_layers * count_parameters(model_row(run.model, lora=run.lora)).lora_layer)
     saves = run.train.checkpoint
     saved = layout.checkpoints(Path(saves.folder)) if saves else []
     validated = [entry["validation_loss"] for entry in entries if "validation_loss" in entry]
@@ -240,20 +226,13 @@ def _statistics(
         "elapsed_s": entries[-1]["elapsed_s"],
         "peak_memory_bytes": max(rank["peak_memory_bytes"] for rank in ranks),
         "parameters": parameters,
-        "trained_parameters": parameters if run.lora is None else _num_adapter_parameters(run),
+        "trained_parameters": trained,
         "checkpoint": str(saved[-1]) if saved else None,
         "data_workers": {"training": None, "validation": None},
         "num_checkpoints": len(saved),
         "checkpoint_stall_s": ranks[0].get("checkpoint_stall_s"),
         **rates_of(step_s, by=metrics),
     }
-
-
-def _num_adapter_parameters(run: Run) -> int:
-    """Parameters of all adapters: rank x (inputs + outputs) each, of all layers."""
-    assert run.lora is not None
-    table = model_row(run.model, lora=run.lora)
-    return int(run.model.num_layers * count_parameters(table).lora_layer)
 
 
 def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, float]:
@@ -266,19 +245,15 @@ def _time_s(measured: list[dict[str, Any]], *, started_s: float) -> dict[str, fl
     phases = dict.fromkeys(PHASES, 0.0) | {TrainingPhase.START_UP: before_s - started_s}
     before = TrainingPhase.START_UP
     for i, line in enumerate(measured):
-        phase, gap_s = _phase(line, is_early=i < WARM_UP_STEPS), line["ended_s"] - line["step_s"] - before_s
+        phase = TrainingPhase.WARM_UP if i < WARM_UP_STEPS else TrainingPhase.TRAINING
+        phase = TrainingPhase.PROFILING if line.get("profiled") else phase
+        gap_s = line["ended_s"] - line["step_s"] - before_s
         between = phase if phase is TrainingPhase.WARM_UP else BETWEEN
         phases[before if before is TrainingPhase.PROFILING else between] += gap_s
         phases[phase] += line["step_s"]
         before, before_s = phase, line["ended_s"]
     phases[TrainingPhase.CLOSING] = time.time() - before_s
     return {str(phase): seconds for phase, seconds in phases.items()} | {"total": sum(phases.values())}
-
-
-def _phase(line: dict[str, Any], *, is_early: bool) -> TrainingPhase:
-    if line.get("profiled"):
-        return TrainingPhase.PROFILING
-    return TrainingPhase.WARM_UP if is_early else TrainingPhase.TRAINING
 
 
 def _timestamp(unix_s: float) -> str:

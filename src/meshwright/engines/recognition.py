@@ -132,19 +132,17 @@ def _of_yaml(path: Path, text: str) -> Recognised | None:
     top = {*re.findall(r"^([A-Za-z_]\w*):", text, re.MULTILINE)}
     if not top:
         return None
-    if "experiment" in top and re.search(r"backend:\s*megatron", text):
-        return Recognised(project="FlagScale", engine="megatron")
-    if is_flagscale(top) and "tensor_model_parallel_size:" in text:
-        return Recognised(project="FlagScale", engine="megatron")
-    if "MODEL_ARGS" in top:
-        return Recognised(project="Megatron-LM", engine="megatron")
-    if is_nemo(top) and NEMO_MODEL.search(text):
-        return Recognised(project="NeMo", engine="megatron")
-    if is_bridge_yaml(shlex.quote(str(path))):
-        return Recognised(project="Megatron-Bridge", engine="megatron")
-    if top >= {"modules", "exp_name"} or top >= {"modules", "work_group"}:
-        return Recognised(project="Primus", engine="megatron")
     known = maxtext_keys()
+    named = (
+        ("FlagScale", "experiment" in top and re.search(r"backend:\s*megatron", text)),
+        ("FlagScale", is_flagscale(top) and "tensor_model_parallel_size:" in text),
+        ("Megatron-LM", "MODEL_ARGS" in top),
+        ("NeMo", is_nemo(top) and NEMO_MODEL.search(text)),
+        ("Megatron-Bridge", is_bridge_yaml(shlex.quote(str(path)))),
+        ("Primus", top >= {"modules", "exp_name"} or top >= {"modules", "work_group"}),
+    )
+    if project := next((project for project, is_its in named if is_its), None):
+        return Recognised(project=project, engine="megatron")
     if top & OF_A_RUN and 2 * sum(key in known for key in top) > len(top):
         return Recognised(project="MaxText", engine="maxtext")
     return None

@@ -101,9 +101,11 @@ def configuration(run: Run, plan: Plan) -> dict[str, Any]:
     """Return the values by section."""
     settings = constructors.settings_of(run, plan)
     layers = settings["transformer"] | switches.transformer_switches(run, plan) | switches.bridge_switches(run, plan)
+    states = ("exp_avg_dtype", "exp_avg_sq_dtype")
+    narrow = {key: BF16 for key in states if settings["optimizer"].get(key) == "bf16"}
     found: dict[str, constructors.Settings] = {
         "model": _model(run, plan, layers | settings["gpt"]),
-        "optimizer": _optimizer(settings["optimizer"]),
+        "optimizer": settings["optimizer"] | narrow,
         "ddp": settings["ddp"],
         "dataset": _data(run),
         "tokenizer": _tokenizer(run),
@@ -149,11 +151,6 @@ def _precision(run: Run) -> str | constructors.Settings:
         return "bf16_mixed"
     settings = {"bf16": True, "params_dtype": BF16, "pipeline_dtype": BF16, **(gemm_format or {}), **wire}
     return {"_target_": sections()["mixed_precision"].target} | settings
-
-
-def _optimizer(settings: constructors.Settings) -> constructors.Settings:
-    states = {key: BF16 for key in ("exp_avg_dtype", "exp_avg_sq_dtype") if settings.get(key) == "bf16"}
-    return settings | states
 
 
 def _model(run: Run, plan: Plan, settings: constructors.Settings) -> constructors.Settings:

@@ -74,7 +74,8 @@ def is_nemo(keys: Iterable[str]) -> bool:
 
 def _nemo_words(content: Any, variables: Mapping[str, str], path: Path) -> Iterator[Word]:
     """Yield NeMo's fields with their values. Raises InputError for a file that lacks what has other defaults."""
-    leaves = {name: (node, line) for name, node, line in _leaves(content) if name.partition(".")[0] in OF_NEMO}
+    given = (one for one in _leaves(content) if one[0].partition(".")[0] in OF_NEMO and not _is_null(one[1]))
+    leaves = {name: (node, line) for name, node, line in given}
     values = {**_values(content), **variables}
     if "model.ffn_hidden_size" not in leaves:
         raise InputError(f"{path} lacks model.ffn_hidden_size", hint="it is no configuration of a GPT of NeMo 1.x")
@@ -97,12 +98,16 @@ def _nemo_words(content: Any, variables: Mapping[str, str], path: Path) -> Itera
 
 
 def _leaves(node: Any, above: str = "") -> Iterator[tuple[str, Any, int]]:
-    """Yield the fields that are not null by their dotted names."""
+    """Yield the fields by their dotted names."""
     for name, value, line in _pairs(node):
         if value.tag.endswith(":map"):
             yield from _leaves(value, f"{above}{name}.")
-        elif not value.tag.endswith(":null"):
+        else:
             yield f"{above}{name}", value, line
+
+
+def _is_null(node: Any) -> bool:
+    return node.tag.endswith(":null")
 
 
 def _interpolated(text: str, values: Mapping[str, str], *, at: str) -> str:
@@ -165,15 +170,10 @@ def _of_naming_files(path: Path) -> dict[str, str]:
     return {name: value for name, value in first.items() if all(one.get(name) == value for one in values)}
 
 
-def _values(node: Any, above: str = "") -> dict[str, str]:
-    """Return the scalars of a mapping by their dotted names; a null is left out."""
-    found: dict[str, str] = {}
-    for name, value, _ in _pairs(node):
-        if value.tag.endswith(":map"):
-            found |= _values(value, f"{above}{name}.")
-        elif not isinstance(value.value, list):
-            found[f"{above}{name}"] = "" if value.tag.endswith(":null") else value.value
-    return found
+def _values(node: Any) -> dict[str, str]:
+    """Return the scalars of a mapping by their dotted names."""
+    leaves = ((name, value) for name, value, _ in _leaves(node) if not isinstance(value.value, list))
+    return {name: "" if _is_null(value) else value.value for name, value in leaves}
 
 
 def _options(node: Any, *, depth: int = 0) -> Iterator[tuple[str, Any, int]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,20 +19,11 @@ if TYPE_CHECKING:
     from meshwright.engines.megatron.shell_scripts.interpreter import Interpreter, Status
 
 
-class LeaveKind(Enum):
-    """Commands that end others."""
-
-    EXIT = "exit"
-    RETURN = "return"
-    BREAK = "break"
-    CONTINUE = "continue"
-
-
 class Leave(Exception):  # noqa: N818 - it is no error
     """`exit`, `return`, `break` or `continue`."""
 
-    def __init__(self, kind: LeaveKind, *, count: int = 1, status: Status = True) -> None:
-        super().__init__(kind.value)
+    def __init__(self, kind: str, *, count: int = 1, status: Status = True) -> None:
+        super().__init__(kind)
         self.kind, self.count, self.status = kind, count, status
 
 
@@ -42,11 +32,11 @@ SUCCEEDING = frozenset(["cd", "mkdir", "pushd", "popd", "touch", "module", "cond
 
 
 def _leave(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
-    kind, text = LeaveKind(words[0].text), words[1].text if len(words) > 1 else ""
+    kind, text = words[0].text, words[1].text if len(words) > 1 else ""
     count = int(text) if text.isdigit() else None
-    if kind in (LeaveKind.BREAK, LeaveKind.CONTINUE):
+    if kind in ("break", "continue"):
         if shell.uncertain:
-            raise InputError(f"{shell.where(command.line)}: {kind.value} depends on {shell.uncertain}")
+            raise InputError(f"{shell.where(command.line)}: {kind} depends on {shell.uncertain}")
         raise Leave(kind, count=1 if count is None else count)
     status = None if text and count is None else not count
     raise Leave(kind, status=status)
@@ -209,7 +199,7 @@ def _source(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> St
     try:
         return shell.run_nested(body)
     except Leave as leave:
-        if leave.kind is not LeaveKind.RETURN:
+        if leave.kind != "return":
             raise
         return leave.status
     finally:

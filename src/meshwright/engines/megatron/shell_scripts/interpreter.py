@@ -13,14 +13,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 
 from meshwright.engines.megatron.shell_scripts import programs
-from meshwright.engines.megatron.shell_scripts.builtins import (
-    BUILTINS,
-    SUCCEEDING,
-    Leave,
-    LeaveKind,
-    script_file,
-    script_text,
-)
+from meshwright.engines.megatron.shell_scripts.builtins import BUILTINS, SUCCEEDING, Leave, script_file, script_text
 from meshwright.engines.megatron.shell_scripts.conditions import negated, test_holds
 from meshwright.engines.megatron.shell_scripts.expansion import Expander
 from meshwright.engines.megatron.shell_scripts.integers import UnknownValueError
@@ -198,7 +191,7 @@ class Interpreter:
 
     def _assumed(self, leave: Leave, *, asks: bool) -> Status:
         """Return an unknown status for an `exit` for want of a variable, which the environment may set."""
-        if not asks or leave.kind is not LeaveKind.EXIT or leave.status is not False:
+        if not asks or leave.kind != "exit" or leave.status is not False:
             raise leave
         return None
 
@@ -284,12 +277,12 @@ class Interpreter:
         try:
             self.run(body)
         except Leave as leave:
-            if leave.kind not in (LeaveKind.BREAK, LeaveKind.CONTINUE):
+            if leave.kind not in ("break", "continue"):
                 raise
             if leave.count > 1:
                 leave.count -= 1
                 raise
-            return leave.kind is LeaveKind.BREAK
+            return leave.kind == "break"
         return False
 
     def _group(self, command: GroupCommand) -> Status:
@@ -404,7 +397,7 @@ class Interpreter:
             return True
         status = self._named(command, words)
         if is_last:
-            raise Leave(LeaveKind.EXIT, status=status)
+            raise Leave("exit", status=status)
         return status
 
     def _named(self, command: SimpleCommand, words: list[Word]) -> Status:
@@ -437,7 +430,7 @@ class Interpreter:
         try:
             return self.command(self.variables.functions[name])
         except Leave as leave:
-            if leave.kind is not LeaveKind.RETURN:
+            if leave.kind != "return":
                 raise
             return leave.status
         finally:
