@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal, TypeVar
+from typing import Literal
 
 from meshwright.engines.base import SavedWeightsEngine, WeightsEngine, find_engine
 from meshwright.errors import InputError
@@ -18,7 +18,6 @@ from meshwright.training.exported_folder import complete_folder, notes_on_adapte
 from meshwright.training.weights.folder import new_folder
 
 Dtype = Literal["bf16", "fp32"]
-T = TypeVar("T")
 ExportKind = Literal["weights", "merged weights", "adapter"]
 
 
@@ -54,26 +53,18 @@ def export_own(run: Run, folder: Path, *, step: StepChoice, dtype: Dtype | None,
     kind = _kind(run.lora, merge=merge, where=run.source)
     dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
 
-    def write(out: Path) -> Path:
+    def write(out: Path) -> SavedCheckpoint:
         if not merge:
-            return engine.export_weights(run, step=step, folder=out, dtype=dtype)
-        with TemporaryDirectory() as scratch:
-            adapters = Path(scratch) / "adapter"
-            checkpoint = engine.export_weights(run, step=step, folder=adapters, dtype="fp32")
-            conversion.export_merged_folder(run, adapters, out, dtype=dtype)
-            return checkpoint
+            path = engine.export_weights(run, step=step, folder=out, dtype=dtype)
+        else:
+            with TemporaryDirectory() as scratch:
+                adapters = Path(scratch) / "adapter"
+                path = engine.export_weights(run, step=step, folder=adapters, dtype="fp32")
+                conversion.export_merged_folder(run, adapters, out, dtype=dtype)
+        return SavedCheckpoint(path=path, step=int(path.name.rpartition("-")[2]))
 
     content = replace(checkpoints.content(run, weights=None), weights=run.weights)
-    checkpoint, notes = _write(folder, write, kind=kind, content=content)
-    return Exported(
-        checkpoint=checkpoint,
-        step=int(checkpoint.name.rpartition("-")[2]),
-        weights=folder,
-        kind=kind,
-        dtype=dtype,
-        model=run.model.name,
-        notes=notes,
-    )
+    return _exported(folder, write, kind=kind, dtype=dtype, content=content)
 
 
 def export_saved(
@@ -110,7 +101,7 @@ def export_saved(
     dtype = dtype or ("fp32" if kind == "adapter" else "bf16")
     writer = find_engine(manifest["engine"]) if manifest.get("engine") else None
 
-    def write(out: Path) -> None:
+    def write(out: Path) -> SavedCheckpoint:
         if isinstance(writer, SavedWeightsEngine):
             writer.export_saved_weights(saved, content, out, dtype=dtype)
         elif content.lora is None:
@@ -120,31 +111,28 @@ def export_saved(
             conversion.export_merged(saved, content, out, dtype=dtype, base=base, dequantised=dequantised)
         else:
             conversion.export_adapters(saved, content, out, dtype=dtype)
+        return saved
 
     written = _with_data(content, run, merge=merge)
     if dequantised and written.lora is not None:  # one base for the training and the folder
         written = replace(written, lora=replace(written.lora, base_format=BaseFormat.FULL))
-    _, notes = _write(folder, write, kind=kind, content=written)
-    return Exported(
-        checkpoint=saved.path,
-        step=saved.step,
-        weights=folder,
-        kind=kind,
-        dtype=dtype,
-        model=content.shapes.name,
-        notes=notes,
-    )
+    return _exported(folder, write, kind=kind, dtype=dtype, content=written)
 
 
-def _write(
-    folder: Path, write: Callable[[Path], T], *, kind: ExportKind, content: Content
-) -> tuple[T, tuple[str, ...]]:
-    """Write a folder, and complete one of whole weights. Returns what `write` returns, and notes."""
+def _exported(
+    folder: Path, write: Callable[[Path], SavedCheckpoint], *, kind: ExportKind, dtype: Dtype, content: Content
+) -> Exported:
+    """Write a folder, and complete one of whole weights. `write` returns the checkpoint."""
     notes = () if content.lora is None else conversion.notes_on_base(content.lora.base_format)
     if kind == "adapter":
-        return write(folder), notes + notes_on_adapter(content)
-    with new_folder(folder) as unfinished:
-        return write(unfinished), notes + complete_folder(unfinished, content)
+        saved, notes = write(folder), notes + notes_on_adapter(content)
+    else:
+        with new_folder(folder) as unfinished:
+            saved, notes = write(unfinished), notes + complete_folder(unfinished, content)
+    model = content.shapes.name
+    return Exported(
+        checkpoint=saved.path, step=saved.step, weights=folder, kind=kind, dtype=dtype, model=model, notes=notes
+    )
 
 
 def _with_data(content: Content, run: Run | None, *, merge: bool) -> Content:

@@ -108,7 +108,10 @@ def start(
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
     require_indices(run, layout)
     begun = begin(run, plan=plan, options=options, newest_step=layout.newest_step)
-    profiled = _steps_to_profile(begun, options)
+    profiled = None  # none was asked for, or all were taken before
+    if options.is_profiled:
+        assert begun.run.num_steps is not None  # every engine refuses a run without
+        profiled = steps_to_profile(options.profile_steps, done=begun.step, num_steps=begun.run.num_steps)
     return WorkersStart(
         run=replace(begun.run, plan=plan, micro_batch=plan.micro_batch),
         plan=plan,
@@ -128,14 +131,6 @@ def start(
             *([NOT_PROFILED] if options.is_profiled and profiled is None else []),
         ),
     )
-
-
-def _steps_to_profile(begun: Beginning, options: TrainOptions) -> ProfileSteps | None:
-    """The steps that the processes profile; None: none was asked for, or all were taken before."""
-    if not options.is_profiled:
-        return None
-    assert begun.run.num_steps is not None  # every engine refuses a run without
-    return steps_to_profile(options.profile_steps, done=begun.step, num_steps=begun.run.num_steps)
 
 
 def _notes_on_data(begun: Beginning) -> tuple[str, ...]:

@@ -40,7 +40,11 @@ def worker_folders(folder: Path, run: Run, *, layout: OutputLayout) -> Iterator[
 
 def _compare(folder: Path, run: Run, layout: OutputLayout) -> None:
     assert run.plan is not None
-    options = TrainOptions(folder=folder, resume=is_restart() or _is_same_run(folder, run))
+    # A host that comes back counts no restarts: the results of its folder are of the run of the checkpoints.
+    saves, there = run.train.checkpoint, read_identity(folder / IDENTITY)
+    held = None if saves is None else identity_in(Path(saves.folder))
+    is_same = held is not None and there is not None and held.run_id == there.run_id
+    options = TrainOptions(folder=folder, resume=is_restart() or is_same)
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
     require_indices(run, layout)
     begun = begin(run, plan=run.plan, options=options, newest_step=layout.newest_step)
@@ -50,10 +54,3 @@ def _compare(folder: Path, run: Run, layout: OutputLayout) -> None:
     for line in notes:
         print(printable(f"note: {line}"), file=sys.stderr, flush=True)
     save_identity(run, begun.resumed(), folder=folder)
-
-
-def _is_same_run(folder: Path, run: Run) -> bool:
-    """True if the results in `folder` are of the run of the checkpoints: a host that comes back counts no restarts."""
-    saves, there = run.train.checkpoint, read_identity(folder / IDENTITY)
-    held = None if saves is None else identity_in(Path(saves.folder))
-    return held is not None and there is not None and held.run_id == there.run_id

@@ -65,7 +65,6 @@ class BackgroundSaver:
                 # The writer also writes sizes and checksums of its files.
                 _, buckets, _ = request.async_fn_args
                 names = [name for _, name, _ in buckets]
-                assert request.async_fn is not None
                 request = request._replace(async_fn=partial(_write, request.async_fn, folder, names))
             request.add_finalize_fn(lambda: self._end(folder, step=step, about=about))
             self.queue.schedule_async_request(request)
@@ -88,7 +87,9 @@ class BackgroundSaver:
     def _end(self, folder: Path, *, step: int, about: dict[str, Any]) -> None:
         digests = self.peers.together(lambda: _checksums_of_writer(folder))
         known = {name for written in digests for name in written}
-        others = self.peers.together(lambda: _other_checksums(folder, known) if self.peers.rank == 0 else {})
+        others = self.peers.together(  # of the files that Megatron writes besides tensors
+            lambda: files.digests(folder, sorted({*files.names(folder)} - known)) if self.peers.rank == 0 else {}
+        )
         keep = self.settings.keep
         end(folder, [*digests, *others], step=step, about=about, keep=keep, peers=self.peers)
 
@@ -121,11 +122,6 @@ def _checksums_of_writer(folder: Path) -> files.Digests:
     sums = json.loads(path.read_text(encoding="utf-8"))
     path.unlink()
     return sums
-
-
-def _other_checksums(folder: Path, known: set[str]) -> files.Digests:
-    """Return the checksums of the files that Megatron writes besides tensors."""
-    return files.digests(folder, sorted(set(files.names(folder)) - known))
 
 
 @contextmanager

@@ -44,8 +44,13 @@ def build(run: Run, settings: dict[str, Settings], *, device: torch.device) -> M
     parallel_state.initialize_model_parallel(**settings["parallel"])
     tensor_parallel.model_parallel_cuda_manual_seed(run.train.seed)  # required by Megatron, though nothing is random
     config = config_of(settings["transformer"])
-    read = _source(run, device=device)
-    unwrapped = [_stage(run, config, settings["gpt"], stage, read=read) for stage in _stages(config)]
+    if run.weights is None:
+        read = seeded_weights(run.model, seed=run.train.seed, device=device)
+    else:
+        read = stored_weights(find_weights(run.weights).folder, run.model)
+    virtual = config.virtual_pipeline_model_parallel_size
+    stages = [None] if virtual is None else range(virtual)
+    unwrapped = [_stage(run, config, settings["gpt"], stage, read=read) for stage in stages]
     ddp = DistributedDataParallelConfig(**settings["ddp"])
     chunks = [
         DistributedDataParallel(
@@ -56,8 +61,10 @@ def build(run: Run, settings: dict[str, Settings], *, device: torch.device) -> M
         )
         for index, module in enumerate(unwrapped)
     ]
-    optimizer_config = OptimizerConfig(**_optimizer(settings["optimizer"]))
-    optimizer = get_megatron_optimizer(optimizer_config, [*chunks])
+    named = settings["optimizer"]
+    clip = float("inf") if named["clip_grad"] is None else named["clip_grad"]  # 0 would skip the norm
+    named = named | {"params_dtype": DTYPES[named["params_dtype"]], "clip_grad": clip}
+    optimizer = get_megatron_optimizer(OptimizerConfig(**named), [*chunks])
     assert isinstance(optimizer, ChainedOptimizer)  # always, in this release
     config.finalize_model_grads_func = finalize_model_grads
     config.grad_scale_func = optimizer.scale_loss
@@ -80,25 +87,6 @@ def config_of(settings: Settings) -> TransformerConfig:
         "pipeline_dtype": DTYPES[settings["pipeline_dtype"]],
     }
     return TransformerConfig(**settings | named)
-
-
-def _optimizer(settings: Settings) -> Settings:
-    clip = settings["clip_grad"]
-    return settings | {
-        "params_dtype": DTYPES[settings["params_dtype"]],
-        "clip_grad": float("inf") if clip is None else clip,  # 0 would skip the computation of the norm
-    }
-
-
-def _stages(config: TransformerConfig) -> list[int | None]:
-    virtual = config.virtual_pipeline_model_parallel_size
-    return [None] if virtual is None else list(range(virtual))
-
-
-def _source(run: Run, *, device: torch.device) -> ReadTensor:
-    if run.weights is None:
-        return seeded_weights(run.model, seed=run.train.seed, device=device)
-    return stored_weights(find_weights(run.weights).folder, run.model)
 
 
 def _stage(

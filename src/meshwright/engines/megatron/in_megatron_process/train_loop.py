@@ -88,7 +88,8 @@ class MegatronTrainLoop:
         """Train from the first step, or from the newest checkpoint, to the last step."""
         done = self._resume()
         ending = Ending.DONE
-        for step, batch in zip(range(done, self.num_steps), self._read(done), strict=False):
+        batches = self.batches.iterate(start=done, stop=self.num_steps)
+        for step, batch in zip(range(done, self.num_steps), batches, strict=False):
             with self.log.profiled(step + 1) as mark:
                 entry = self._step(step, batch) | mark
             if self.saver is not None:
@@ -113,9 +114,6 @@ class MegatronTrainLoop:
             self.log.stall_s = sum(self.saver.stalls.seconds)
         self.log.ending(ending)
         return ending
-
-    def _read(self, done: int) -> Iterator[Batch]:
-        return self.batches.iterate(start=done, stop=self.num_steps)
 
     def _step(self, step: int, batch: Batch) -> dict[str, Any]:
         start_s = time.perf_counter()

@@ -188,6 +188,7 @@ def _check_model(fields: BridgeFields) -> None:
 def _combined(fields: BridgeFields) -> dict[str, Any]:
     """Return options that depend on several fields, or whose default differs from the field's."""
     is_on = fields["model.cpu_offloading"] and fields["model.cpu_offloading_activations"]
+    multiple = fields.integer("model.make_vocab_size_divisible_by") if fields["model.should_pad_vocab"] else 1
     return {
         **_model(fields),
         **_precision(fields),
@@ -198,14 +199,9 @@ def _combined(fields: BridgeFields) -> dict[str, Any]:
         "optimizer-cpu-offload": bool(
             fields["optimizer.optimizer_cpu_offload"] and fields["optimizer.optimizer_offload_fraction"]
         ),  # the field's share is 0 by default, the option's 1
-        "make-vocab-size-divisible-by": _padding(fields),
+        "make-vocab-size-divisible-by": multiple,
         "cross-entropy-loss-fusion": bool(fields["model.cross_entropy_loss_fusion"]),
     }
-
-
-def _padding(fields: BridgeFields) -> int:
-    """Return the number of which the rows of the vocabulary are a multiple."""
-    return fields.integer("model.make_vocab_size_divisible_by") if fields["model.should_pad_vocab"] else 1
 
 
 def _overlaps(fields: BridgeFields) -> dict[str, Any]:

@@ -65,13 +65,10 @@ def arguments(run: Run, plan: Plan) -> list[str]:
     if merged["cuda_graph_impl"] == "local":
         lines.append("--no-check-for-nan-in-loss-and-grad")  # validate_args demands it: the check synchronizes
     training = [line for key, value in constructors.loop(run, plan).items() for line in _option(key, value)]
-    return [*lines, *_formats(run), *_shape(run), *training, *_data(run)]
-
-
-def _formats(run: Run) -> list[str]:
-    """Formats between ranks that are not the defaults of Megatron-LM."""
-    narrow = [] if reduces_in_fp32(run) else ["--grad-reduce-in-bf16"]
-    return narrow + (["--fp8-param-gather"] if gathers_in_fp8(run) else [])
+    # Formats between ranks that are not the defaults of Megatron-LM.
+    formats = [] if reduces_in_fp32(run) else ["--grad-reduce-in-bf16"]
+    formats += ["--fp8-param-gather"] if gathers_in_fp8(run) else []
+    return [*lines, *formats, *_shape(run), *training, *_data(run)]
 
 
 def _option(key: str, value: Any) -> list[str]:

@@ -257,7 +257,8 @@ def parse(words: Iterable[Word], *, path: Path, ignore: Collection[str] = ()) ->
             found |= either
             continue
         if not word.text.startswith("--"):
-            problems.append(_misplaced(word, where, path))
+            no_option = InputError(f"{where}: a value without an option", got=word.text)
+            problems.append(_not_known(word, where, path) if word.text.startswith("$") else no_option)
             continue
         name, equals, value = word.text.removeprefix("--").partition("=")
         values = [replace(word, text=value)] if equals else []
@@ -302,13 +303,6 @@ def _either(word: Word, *, path: Path) -> dict[str, Option] | None:
         else:
             return None
     return found
-
-
-def _misplaced(word: Word, where: str, path: Path) -> InputError:
-    """Return the error for a word that stands where an option is expected."""
-    if word.text.startswith("$"):
-        return _not_known(word, where, path)
-    return InputError(f"{where}: a value without an option", got=word.text)
 
 
 def _not_known(word: Word, where: str, path: Path) -> InputError:
