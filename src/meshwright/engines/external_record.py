@@ -112,18 +112,16 @@ def compose(folder: Path, layout: OutputLayout) -> Record:
         raise InputError(f"no step was taken in {folder}", hint=f"see {folder / 'logs'}")
     run = runfile.load(folder / layout.run_file)
     assert run.plan is not None
-    stated = start["accelerator"]
-    accelerator = Accelerator(**stated | {key: tuple(stated.get(key, ())) for key in ("aliases", "driver_names")})
-    metrics = yardstick(run, accelerator=accelerator, plan=run.plan)
+    metrics = yardstick(run, accelerator=_accelerator(start["accelerator"]), plan=run.plan)
     identity = read_identity(folder / IDENTITY)
     history = ((0, metrics.tokens_per_step),) if identity is None else identity.batches
     losses = {step: line["validation_loss"] for step, line in _by_step(output / VALIDATION).items()}
     entries = list(_entries(measured, losses=losses, metrics=metrics, history=history))
     summary = folder / FOLDER / SUMMARY
     profile = load_json(summary) if summary.is_file() else None
-    is_done = entries[-1]["step"] == run.num_steps
-    written = load_json(path)["ending"] if (path := output / ENDING).is_file() else None
-    ending = Ending(written) if written else Ending.DONE if is_done else Ending.STOPPED
+    ending = Ending.DONE if entries[-1]["step"] == run.num_steps else Ending.STOPPED
+    if (path := output / ENDING).is_file():
+        ending = Ending(load_json(path)["ending"])
     _write(folder / "steps.jsonl", "".join(json.dumps(entry) + "\n" for entry in entries))
     statistics = complete_statistics(
         _statistics(entries, run=run, metrics=metrics, ranks=ranks, layout=layout, ending=ending)
@@ -164,6 +162,10 @@ def _write(path: Path, text: str) -> None:
         write_atomically(path, text)
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _accelerator(stated: dict[str, Any]) -> Accelerator:
+    return Accelerator(**stated | {key: tuple(stated.get(key, ())) for key in ("aliases", "driver_names")})
 
 
 def _by_step(path: Path) -> dict[int, dict[str, Any]]:

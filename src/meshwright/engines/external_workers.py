@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from meshwright.engines import local
 from meshwright.engines.base import Launch, StartPrediction, TrainOptions, Unsupported, predicted, refuse
-from meshwright.engines.beginning import Beginning, begin
+from meshwright.engines.beginning import begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.engines.folders import clear_results
@@ -108,6 +108,10 @@ def start(
     refuse_checkpoints(run, options, newest_step=layout.newest_step)
     require_indices(run, layout)
     begun = begin(run, plan=plan, options=options, newest_step=layout.newest_step)
+    # The batches of other programs begin at multiples of their size.
+    shift = begun.misplaced_sequences
+    what = "are trained on again" if shift > 0 else "are left out"
+    shifted = f"the next batch begins at a multiple of its new size: {abs(shift):,} sequences of the data {what}"
     profiled = None  # none was asked for, or all were taken before
     if options.is_profiled:
         assert begun.run.num_steps is not None  # every engine refuses a run without
@@ -125,21 +129,12 @@ def start(
         profiled=profiled,
         notes=(
             *begun.notes,
-            *_notes_on_data(begun),
+            *([shifted] if shift else []),
             *notes_on_weights(run, file_shapes),
             *notes_on_name(machine.device_name, device_type=machine.device_type, cluster=run.cluster),
             *([NOT_PROFILED] if options.is_profiled and profiled is None else []),
         ),
     )
-
-
-def _notes_on_data(begun: Beginning) -> tuple[str, ...]:
-    """A note if the batches of other programs, which begin at multiples of their size, leave out or repeat data."""
-    shift = begun.misplaced_sequences
-    if not shift:
-        return ()
-    what = "are trained on again" if shift > 0 else "are left out"
-    return (f"the next batch begins at a multiple of its new size: {abs(shift):,} sequences of the data {what}",)
 
 
 def require_indices(run: Run, layout: OutputLayout) -> None:

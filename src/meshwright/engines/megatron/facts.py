@@ -47,6 +47,11 @@ def _recomputes(plan: PlanTable, *modules: str) -> NDArray[np.bool_]:
     return np.asarray(np.any([np.asarray(plan.recomputes(module)) > 0 for module in modules], axis=0))
 
 
+def _never_overlaps(s: LegalityContext, plan: PlanTable) -> Mask:
+    """True where there is no communication of experts that overlaps."""
+    return (not s.software.overlaps_experts) | (plan.expert == 1)
+
+
 def _overlaps_model(s: LegalityContext, plan: PlanTable) -> Mask:
     """True where the numbers and predictions of the model let expert communication overlap."""
     one_in_a_pipeline = (s.model.num_mtp_layers == 1) & (np.asarray(plan.pipeline) > 1)
@@ -104,7 +109,7 @@ RULES = (
     ),
     Rule(
         name="recomputation under overlapped experts",
-        holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | ~_is_full(p),
+        holds=lambda s, p: _never_overlaps(s, p) | ~_is_full(p),
         says="expert communication overlaps (stack.overlaps_experts) only without full recomputation",
         key="parallel.recompute",
         hint="stack.overlaps_experts: false",
@@ -122,9 +127,7 @@ RULES = (
     Rule(
         name="overlapped experts of virtual stages",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            (not s.software.overlaps_experts) | (p.expert == 1) | (p.pipeline == 1) | (p.virtual_pipeline > 1)
-        ),
+        holds=lambda s, p: _never_overlaps(s, p) | (p.pipeline == 1) | (p.virtual_pipeline > 1),
         says="in a pipeline expert communication overlaps only with virtual stages",
         key="parallel.virtual_pipeline",
         hint="stack.overlaps_experts: false",
@@ -132,7 +135,7 @@ RULES = (
     Rule(
         name="overlapped experts of a model",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (not s.software.overlaps_experts) | (p.expert == 1) | _overlaps_model(s, p),
+        holds=lambda s, p: _never_overlaps(s, p) | _overlaps_model(s, p),
         says="expert communication overlaps only in 16 bits, and with multi-token prediction only of one token in a "
         "pipeline",
         key="stack.overlaps_experts",
@@ -141,9 +144,7 @@ RULES = (
     Rule(
         name="overlapped experts in CUDA graphs",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (
-            (not s.software.overlaps_experts) | (p.expert == 1) | (s.software.cuda_graphs is not CudaGraphs.FULL)
-        ),
+        holds=lambda s, p: _never_overlaps(s, p) | (s.software.cuda_graphs is not CudaGraphs.FULL),
         says="expert communication does not overlap in CUDA graphs of the whole iteration",
         key="stack.overlaps_experts",
         hint="stack.cuda_graphs: partial",
