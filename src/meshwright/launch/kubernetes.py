@@ -92,7 +92,7 @@ def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Val
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _files_name(name, request), **_namespace(settings.site)},
+        "metadata": {"name": _files_name(name, request), **_given(namespace=settings.site.namespace)},
         "immutable": True,
         "data": {_key(path): text for path, text in request.files.items()},
     }
@@ -222,57 +222,52 @@ def _pod(
 ) -> Values:
     site = settings.site
     mounts, volumes = _storage(name, request, site)
-    limits: Values = {}
-    resource = site.device_resource or RESOURCES.get(request.vendor or "")
-    if resource:
-        limits[resource] = request.devices_per_node
-    if site.rdma_resource:
-        limits[site.rdma_resource] = site.rdma_count
-    limits |= {key: value for key, value in (("cpu", site.cpu), ("memory", site.memory)) if value}
+    locks = site.rdma_resource or site.host_network  # RDMA locks memory, which many namespaces forbid
+    wanted = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(request.exclude)}
+    terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
+    limits = {
+        site.device_resource or RESOURCES.get(request.vendor or ""): request.devices_per_node,
+        site.rdma_resource: site.rdma_count,
+        "cpu": site.cpu,
+        "memory": site.memory,
+    }
+    main: Values = {
+        "name": container,
+        "image": site.image,
+        "command": _command(request, settings),
+        "workingDir": workdir(site),
+        "env": [{"name": v.name, "value": _literal(v.value)} for v in request.environment]
+        + [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, site.stop_ahead_s - 10))}]
+        + environment,
+        "resources": {"limits": {key: value for key, value in limits.items() if key and value}},
+        "volumeMounts": mounts,
+    } | _given(
+        securityContext=locks and {"capabilities": {"add": ["IPC_LOCK"]}},
+        envFrom=[{"secretRef": {"name": secret}} for secret in site.secrets],
+    )
     spec: Values = {
         "initContainers": [_copy_files(request, site)] if request.files else [],
-        "containers": [
-            {
-                "name": container,
-                "image": site.image,
-                "command": _command(request, settings),
-                "workingDir": workdir(site),
-                "env": [{"name": v.name, "value": _literal(v.value)} for v in request.environment]
-                + [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, site.stop_ahead_s - 10))}]
-                + environment,
-                "resources": {"limits": limits},
-                "volumeMounts": mounts,
-            }
-        ],
+        "containers": [main],
         "volumes": volumes,
         "terminationGracePeriodSeconds": site.stop_ahead_s,
-    }
-    if site.rdma_resource or site.host_network:  # RDMA locks memory, which many namespaces forbid
-        spec["containers"][0]["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
-    if site.host_network:
-        spec |= {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"}
-    if site.host_ipc:
-        spec["hostIPC"] = True
-    if site.service_account:
-        spec["serviceAccountName"] = site.service_account
-    if site.priority_class:
-        spec["priorityClassName"] = site.priority_class
-    if site.scheduler:
-        spec["schedulerName"] = site.scheduler
-    if site.secrets:
-        spec["containers"][0]["envFrom"] = [{"secretRef": {"name": secret}} for secret in site.secrets]
-    if site.pull_secrets:
-        spec["imagePullSecrets"] = [{"name": secret} for secret in site.pull_secrets]
-    if site.node_selector:
-        spec["nodeSelector"] = dict(site.node_selector)
-    if site.tolerations:
-        spec["tolerations"] = [t.model_dump(by_alias=True, exclude_none=True) for t in site.tolerations]
-    if request.exclude:
-        wanted = {"key": "kubernetes.io/hostname", "operator": "NotIn", "values": list(request.exclude)}
-        terms = {"nodeSelectorTerms": [{"matchExpressions": [wanted]}]}
-        spec["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
-    annotations = {"annotations": dict(site.annotations)} if site.annotations else {}
-    return {"metadata": {"labels": {"app": name}, **annotations}, "spec": spec}
+    } | _given(
+        hostNetwork=site.host_network,
+        dnsPolicy=site.host_network and "ClusterFirstWithHostNet",
+        hostIPC=site.host_ipc,
+        serviceAccountName=site.service_account,
+        priorityClassName=site.priority_class,
+        schedulerName=site.scheduler,
+        imagePullSecrets=[{"name": secret} for secret in site.pull_secrets],
+        nodeSelector=dict(site.node_selector),
+        tolerations=[t.model_dump(by_alias=True, exclude_none=True) for t in site.tolerations],
+        affinity=request.exclude and {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
+    )
+    return {"metadata": {"labels": {"app": name}, **_given(annotations=dict(site.annotations))}, "spec": spec}
+
+
+def _given(**fields: Any) -> Values:
+    """Return the fields of an object that are set."""
+    return {name: value for name, value in fields.items() if value}
 
 
 def _command(request: LaunchRequest, settings: KubernetesSettings) -> list[str]:
@@ -290,16 +285,14 @@ def _literal(text: str) -> str:
 
 def _storage(name: str, request: LaunchRequest, site: KubernetesSite) -> tuple[list[Values], list[Values]]:
     """Return mounts and volumes: shared memory for data loaders and NCCL, the run's files, and the claims."""
-    mounts: list[Values] = [{"name": "shared-memory", "mountPath": "/dev/shm"}]
+    shared = {"emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}}
+    claims = enumerate(dict.fromkeys(claim.name for claim in site.claims))
     volumes: list[Values] = [
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": site.shared_memory}}
+        {"name": "shared-memory", **shared},
+        *({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}} for i, claim in claims),
+        *([{"name": FILES, "configMap": {"name": _files_name(name, request)}}] if request.files else []),
     ]
-    mounts += _claims(site)
-    for i, claim in enumerate(dict.fromkeys(claim.name for claim in site.claims)):
-        volumes.append({"name": f"claim-{i}", "persistentVolumeClaim": {"claimName": claim}})
-    if request.files:
-        volumes.append({"name": FILES, "configMap": {"name": _files_name(name, request)}})
-    return mounts, volumes
+    return [{"name": "shared-memory", "mountPath": "/dev/shm"}, *_claims(site)], volumes
 
 
 def _claims(site: KubernetesSite) -> list[Values]:
@@ -327,14 +320,8 @@ def _field(name: str, path: str) -> Values:
 
 
 def _metadata(name: str, site: KubernetesSite) -> Values:
-    found: Values = {"name": name, **_namespace(site)}
-    if site.queue:
-        found["labels"] = {"kueue.x-k8s.io/queue-name": site.queue}
-    return found
-
-
-def _namespace(site: KubernetesSite) -> Values:
-    return {"namespace": site.namespace} if site.namespace else {}
+    labels = site.queue and {"kueue.x-k8s.io/queue-name": site.queue}
+    return {"name": name, **_given(namespace=site.namespace, labels=labels)}
 
 
 def _key(path: str) -> str:

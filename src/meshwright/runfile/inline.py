@@ -44,16 +44,15 @@ def inline_model(given: InlineModel) -> Model:
             raise BelowError("experts.groups_per_token", "is more than num_groups", got=x.groups_per_token)
         if x.own_norms and x.num_dense_layers:
             raise BelowError("experts.own_norms", "needs experts in all layers", got=x.num_dense_layers)
-    if problems := list(model_parts.pattern_problems(model)):
-        raise BelowError("layer_pattern", "; ".join(problems), got=model.layer_pattern or None)
-    if problems := list(model_parts.sparse_problems(model)):
-        raise BelowError("attention", "; ".join(problems), got=None)
-    if problems := list(model_parts.full_layer_problems(model)):
-        raise BelowError("attention.full_layers", "; ".join(problems))
-    if problems := list(model_parts.linear_problems(model)):
-        raise BelowError("linear_attention", "; ".join(problems))
-    if problems := list(model_parts.parallel_problems(model)):
-        raise BelowError("parallel_norms", "; ".join(problems), got=model.parallel_norms)
+    for key, problems, got in (
+        ("layer_pattern", model_parts.pattern_problems, model.layer_pattern or None),
+        ("attention", model_parts.sparse_problems, None),
+        ("attention.full_layers", model_parts.full_layer_problems, None),
+        ("linear_attention", model_parts.linear_problems, None),
+        ("parallel_norms", model_parts.parallel_problems, model.parallel_norms),
+    ):
+        if found := "; ".join(problems(model)):
+            raise BelowError(key, found, got=got)
     return model
 
 

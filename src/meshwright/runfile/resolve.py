@@ -43,6 +43,7 @@ from meshwright.specs.run import SCHEDULE_KEYS
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
 MAX_WIDTH = 10**7  # of hidden states and vocabulary, as the schema has it for inline shapes
+_STORES = dict.fromkeys(STORED_MODULES, STORED_FORMATS)
 
 
 class _Problems(list[RunFileProblem]):
@@ -77,8 +78,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     micro = problems.attempt("batch", _micro, file)
     data = problems.attempt("data", _data, file.data)
     problems.extend(_foreign_keys(file.optimizer, document.stated("optimizer") or {}))
-    problems.extend(_unknown_routes(file.kernels.routes))
-    problems.extend(_unknown_stores(file.kernels.stored_activations))
+    problems.extend(_unknown_choices(file.kernels))
     plan = None
     if isinstance(file.parallel, schema.ParallelSection) and not problems:
         plan = problems.attempt("parallel", _plan, file.parallel, micro, model, cluster, global_batch)
@@ -140,31 +140,22 @@ def _foreign_keys(optimizer: specs.Optimizer, given: Mapping[str, Any]) -> Itera
             )  # fmt: skip
 
 
-def _unknown_routes(routes: Mapping[str, str]) -> Iterator[RunFileProblem]:
-    """Operations and routes that this version does not have."""
-    for op, route in routes.items():
-        known = OPERATIONS[op].routes if op in OPERATIONS else OPERATIONS
-        name, what = (route, "route") if op in OPERATIONS else (op, "operation")
-        if name not in known:
-            close = nearest(name, known)
-            yield RunFileProblem(
-                path=("kernels", "routes", op), message=f"is no {what}: got {name!r}, allowed: {', '.join(known)}",
-                hint=None if close is None else f"did you mean {close!r}?",
-            )  # fmt: skip
-
-
-def _unknown_stores(stores: Mapping[str, str]) -> Iterator[RunFileProblem]:
-    """Modules and formats of stored activations that this version does not have."""
-    for module, kind in stores.items():
-        name, known, what = (kind, STORED_FORMATS, "format") if module in STORED_MODULES else (
-            module, STORED_MODULES, "module"
-        )  # fmt: skip
-        if name not in known:
-            yield RunFileProblem(
-                path=("kernels", "stored_activations", module),
-                message=f"is no {what}: got {name!r}, allowed: {', '.join(known)}",
-                hint=None,
-            )
+def _unknown_choices(kernels: specs.KernelChoices) -> Iterator[RunFileProblem]:
+    """Operations and their routes, modules and their formats, that this version does not have."""
+    routes = {op: one.routes for op, one in OPERATIONS.items()}
+    for section, given, known, (key, value) in (
+        ("routes", kernels.routes, routes, ("operation", "route")),
+        ("stored_activations", kernels.stored_activations, _STORES, ("module", "format")),
+    ):
+        for name, choice in given.items():
+            got, allowed, what = (choice, known[name], value) if name in known else (name, known, key)
+            if got not in allowed:
+                close = nearest(got, allowed)
+                yield RunFileProblem(
+                    path=("kernels", section, name),
+                    message=f"is no {what}: got {got!r}, allowed: {', '.join(allowed)}",
+                    hint=None if close is None else f"did you mean {close!r}?",
+                )  # fmt: skip
 
 
 def _path(key: str) -> KeyPath:

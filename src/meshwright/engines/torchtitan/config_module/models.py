@@ -307,15 +307,17 @@ def _qkv(run: Run, *, bias: bool = False) -> Call:
     )
 
 
+def _heads(model: Model) -> dict[str, int]:
+    a = model.attention
+    return {"dim": model.hidden, "n_heads": a.num_heads, "n_kv_heads": a.num_kv_heads, "head_dim": a.head_dim}
+
+
 def _grouped_attention(run: Run, family: TorchtitanFamily) -> Call:
     model, a = run.model, run.model.attention
     norms = {"qk_norm": _norm(model, a.head_dim)} if a.qk_norm else {}
     return call(
         "GQAttention.Config",
-        dim=model.hidden,
-        n_heads=a.num_heads,
-        n_kv_heads=a.num_kv_heads,
-        head_dim=a.head_dim,
+        **_heads(model),
         qkv_linear=_qkv(run),
         wo=_linear(a.num_heads * a.head_dim, model.hidden, RESIDUAL),
         **norms,
@@ -381,26 +383,28 @@ def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
     return call("RoutedExperts.Config", inner_experts=experts, token_dispatcher=dispatcher)
 
 
-def _moe(run: Run) -> Call:
-    model, x = run.model, run.model.experts
+def _mixture(run: Run, kind: str, *, experts: str, inits: dict[str, Name], bias: bool = False, **shared: Call) -> Call:
+    """A layer's router and experts, of the classes `kind` and `experts`."""
+    x = run.model.experts
     assert x is not None
-    inits = {"w1_EFD": Name('MATRIX["weight"]'), "w2_EDF": Name('RESIDUAL["weight"]')}
-    experts = call(
-        "ExpertsInFp32.Config" if run.precision.name == "fp32" else "GroupedExperts.Config",
-        dim=model.hidden,
-        hidden_dim=x.ffn_hidden,
-        num_experts=x.num_experts,
-        param_init=inits | {"w3_EFD": Name('MATRIX["weight"]')},
-    )
-    shared = {"shared_experts": _feed_forward(model, x.shared_hidden)} if x.shared_hidden else {}
+    weights = call(experts, dim=run.model.hidden, hidden_dim=x.ffn_hidden, num_experts=x.num_experts, param_init=inits)
     return call(
-        "MoE.Config",
+        kind,
         num_experts=x.num_experts,
         load_balance_coeff=balance_rate(run),
-        router=_router(run, x),
-        routed_experts=_routed(run, x, experts=experts),
+        router=_router(run, x, bias=bias),
+        routed_experts=_routed(run, x, experts=weights),
         **shared,
     )
+
+
+def _moe(run: Run) -> Call:
+    x, matrix = run.model.experts, Name('MATRIX["weight"]')
+    assert x is not None
+    experts = "ExpertsInFp32.Config" if run.precision.name == "fp32" else "GroupedExperts.Config"
+    inits = {"w1_EFD": matrix, "w2_EDF": Name('RESIDUAL["weight"]'), "w3_EFD": matrix}
+    shared = {"shared_experts": _feed_forward(run.model, x.shared_hidden)} if x.shared_hidden else {}
+    return _mixture(run, "MoE.Config", experts=experts, inits=inits, **shared)
 
 
 def balance_rate(run: Run) -> float | None:
@@ -411,28 +415,15 @@ def balance_rate(run: Run) -> float | None:
 
 
 def _gpt_oss_layer(run: Run) -> Call:
-    model, a, x = run.model, run.model.attention, run.model.experts
-    assert x is not None
-    family = _FAMILIES["gpt_oss"]
-    init = Name('MATRIX["weight"]')
-    experts = call(
-        "GptOssGroupedExperts.Config",
-        dim=model.hidden,
-        hidden_dim=x.ffn_hidden,
-        num_experts=x.num_experts,
-        param_init={
-            "mlp1_weight_EGD": init,
-            "mlp1_bias_EG": Name("nn.init.zeros_"),
-            "mlp2_weight_EDF": Name('RESIDUAL["weight"]'),
-            "mlp2_bias_ED": Name("nn.init.zeros_"),
-        },
-    )
+    model, a, family = run.model, run.model.attention, _FAMILIES["gpt_oss"]
+    init, zeros = Name('MATRIX["weight"]'), Name("nn.init.zeros_")
+    inits = {
+        "mlp1_weight_EGD": init, "mlp1_bias_EG": zeros, "mlp2_weight_EDF": Name('RESIDUAL["weight"]'),
+        "mlp2_bias_ED": zeros,
+    }  # fmt: skip
     attention = call(
         "gpt_oss.Attention.Config",
-        dim=model.hidden,
-        n_heads=a.num_heads,
-        n_kv_heads=a.num_kv_heads,
-        head_dim=a.head_dim,
+        **_heads(model),
         qkv_linear=_qkv(run, bias=True),
         wo=_linear(a.num_heads * a.head_dim, model.hidden, RESIDUAL, kind="ScaledBiasRowwiseLinear", bias=True),
         sliding_window_size=Name(f"{a.window} if index % 2 == 0 else None"),
@@ -445,13 +436,7 @@ def _gpt_oss_layer(run: Run) -> Call:
         attention_norm=_norm(model, model.hidden),
         ffn_norm=_norm(model, model.hidden),
         attention=attention,
-        moe=call(
-            "GptOssMoE.Config",
-            num_experts=x.num_experts,
-            load_balance_coeff=None,
-            router=_router(run, x, bias=True),
-            routed_experts=_routed(run, x, experts=experts),
-        ),
+        moe=_mixture(run, "GptOssMoE.Config", experts="GptOssGroupedExperts.Config", inits=inits, bias=True),
     )
 
 
