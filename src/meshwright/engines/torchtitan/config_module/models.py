@@ -383,7 +383,7 @@ def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
     return call("RoutedExperts.Config", inner_experts=experts, token_dispatcher=dispatcher)
 
 
-def _mixture(run: Run, kind: str, *, experts: str, inits: dict[str, Name], bias: bool = False, **shared: Call) -> Call:
+def _mixture(run: Run, kind: str, *, experts: str, inits: dict[str, Name], bias: bool = False, **shared: Any) -> Call:
     """A layer's router and experts, of the classes `kind` and `experts`."""
     x = run.model.experts
     assert x is not None
