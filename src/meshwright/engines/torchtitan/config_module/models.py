@@ -383,7 +383,9 @@ def _routed(run: Run, x: Experts, *, experts: Call) -> Call:
     return call("RoutedExperts.Config", inner_experts=experts, token_dispatcher=dispatcher)
 
 
-def _mixture(run: Run, kind: str, *, experts: str, inits: dict[str, Name], bias: bool = False, **shared: Any) -> Call:
+def _mixture(
+    run: Run, kind: str, *, experts: str, inits: dict[str, Name], bias: bool = False, shared: Call | None = None
+) -> Call:
     """A layer's router and experts, of the classes `kind` and `experts`."""
     x = run.model.experts
     assert x is not None
@@ -394,7 +396,7 @@ def _mixture(run: Run, kind: str, *, experts: str, inits: dict[str, Name], bias:
         load_balance_coeff=balance_rate(run),
         router=_router(run, x, bias=bias),
         routed_experts=_routed(run, x, experts=weights),
-        **shared,
+        **({"shared_experts": shared} if shared else {}),
     )
 
 
@@ -403,8 +405,8 @@ def _moe(run: Run) -> Call:
     assert x is not None
     experts = "ExpertsInFp32.Config" if run.precision.name == "fp32" else "GroupedExperts.Config"
     inits = {"w1_EFD": matrix, "w2_EDF": Name('RESIDUAL["weight"]'), "w3_EFD": matrix}
-    shared = {"shared_experts": _feed_forward(run.model, x.shared_hidden)} if x.shared_hidden else {}
-    return _mixture(run, "MoE.Config", experts=experts, inits=inits, **shared)
+    shared = _feed_forward(run.model, x.shared_hidden) if x.shared_hidden else None
+    return _mixture(run, "MoE.Config", experts=experts, inits=inits, shared=shared)
 
 
 def balance_rate(run: Run) -> float | None:
