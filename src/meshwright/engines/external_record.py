@@ -86,6 +86,15 @@ class OutputLayout:
         found = self.checkpoints(folder)
         return int(found[-1].name.rpartition("-")[2]) if found else None
 
+    def checkpoint_of(self, folder: Path, step: int | None, *, program: str) -> Path:
+        """Return the checkpoint of `step`, None for the newest one. Raises InputError if there is none."""
+        found = {int(path.name.rpartition("-")[2]): path for path in self.checkpoints(folder)}
+        if not found:
+            raise InputError(f"there is no checkpoint of {program}", got=str(folder))
+        if step is not None and step not in found:
+            raise InputError("no checkpoint of this step", got=step, allowed=", ".join(map(str, [*found][-12:])))
+        return found[max(found) if step is None else step]
+
 
 def read(folder: Path, layout: OutputLayout) -> Record:
     """Return the record of a training that has ended; compose it from its files if there is none yet."""

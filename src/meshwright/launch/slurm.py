@@ -212,8 +212,14 @@ def _devices_of(vendor: str | None) -> tuple[str, ...]:
 
 
 def _ending(request: LaunchRequest) -> str:
-    """Return the end of the script: wait, forward the request to save, and requeue if that helps."""
+    """Return the end of the script: wait, forward the request to save, and requeue if that helps.
+
+    An engine that does not handle the request is killed by it, and resumes from its newest checkpoint.
+    """
     failures = shlex.quote(str(request.folder / FAILURES))
+    stopped = 'requeue "asked to stop"'
+    if request.checkpoints is None:
+        stopped = 'echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"'
     return f"""\
 step=$!
 [[ $is_asked == no ]] || ask # while srun started
@@ -238,7 +244,9 @@ if [[ ${{SLURM_RESTART_COUNT:-0}} -eq 0 ]]; then rm -f {failures}; fi # of an ea
 failures=$(cat {failures} 2>/dev/null || echo 0)
 if [[ $code -eq 0 ]]; then
   echo "done"
-{_stopped(request)}elif [[ $code -eq 2 || $code -eq 3 ]]; then
+elif [[ $code -eq {STOPPED_EXIT_CODE} || ($is_asked == yes && $code -gt 128) ]]; then
+  {stopped}
+elif [[ $code -eq 2 || $code -eq 3 ]]; then
   echo "exit code $code: starting again would not help"
 elif [[ $failures -lt {request.max_restarts} ]]; then
   echo $((failures + 1)) >{failures}
@@ -247,20 +255,6 @@ else
   echo "exit code $code, and no restart is left"
 fi
 exit "$code"
-"""
-
-
-def _stopped(request: LaunchRequest) -> str:
-    """Return the branch for a requested stop: requeue, if the run saves checkpoints.
-
-    An engine that does not handle the signal is killed by it, and resumes from its newest checkpoint.
-    """
-    follows = 'requeue "asked to stop"'
-    if request.checkpoints is None:
-        follows = 'echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"'
-    return f"""\
-elif [[ $code -eq {STOPPED_EXIT_CODE} || ($is_asked == yes && $code -gt 128) ]]; then
-  {follows}
 """
 
 

@@ -13,7 +13,7 @@ from meshwright.catalog.family_shapes import scaling_keys
 from meshwright.engines.maxtext import environment
 from meshwright.engines.maxtext.config.models import CLIPPED_AT, is_gpt_oss
 from meshwright.engines.maxtext.parameters.leaves import Leaf, all_leaves, as_json
-from meshwright.engines.maxtext.results import checkpoints
+from meshwright.engines.maxtext.results import LAYOUT
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.specs.model import Model
 from meshwright.specs.run import Run
@@ -41,7 +41,7 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
             hint="use meshwright_run.yaml in the folder of the results",
         )
     assert run.train.checkpoint is not None
-    saved = _find_checkpoint(Path(run.train.checkpoint.folder), step)
+    saved = LAYOUT.checkpoint_of(Path(run.train.checkpoint.folder), step, program="MaxText")
     python = environment.require()
     leaves = [leaf for leaf in all_leaves(run, run.plan) if leaf.is_adapter or run.lora is None]
     with new_folder(folder) as partial:
@@ -102,16 +102,3 @@ def _write(python: Path, leaves: list[Leaf], saved: Path, out: Path, *, dtype: s
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise MeshwrightError(f"{saved} was not read: {reason}")
-
-
-def _find_checkpoint(folder: Path, step: int | None) -> Path:
-    found = checkpoints(folder)
-    if not found:
-        raise InputError("there is no checkpoint of MaxText", got=str(folder))
-    if step is None:
-        return found[-1]
-    for path in found:
-        if int(path.name) == step:
-            return path
-    steps = ", ".join(path.name for path in found[-12:])
-    raise InputError("no checkpoint of this step", got=step, allowed=steps)

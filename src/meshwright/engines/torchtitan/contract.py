@@ -72,7 +72,9 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
     probe.require_version()
     if run.lora is not None:
         raise InputError("adapters that torchtitan trained are not exported", got=run.source)
-    checkpoint = _find_checkpoint(run, step)
+    if run.train.checkpoint is None:
+        raise InputError("there is no checkpoint of torchtitan", got=run.source)
+    checkpoint = LAYOUT.checkpoint_of(Path(run.train.checkpoint.folder), step, program="torchtitan")
     with tempfile.TemporaryDirectory() as inputs:
         single = replace(run, plan=ONE_PROCESS, weights=None, train=replace(run.train, checkpoint=None))
         (Path(inputs) / MODULE).write_text(module_text(single, ONE_PROCESS), encoding="utf-8")
@@ -83,17 +85,6 @@ def export_weights(run: Run, *, step: int | None, folder: Path, dtype: str) -> P
         reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise InputError(f"checkpoint {checkpoint} is not converted: {reason}")
     return checkpoint
-
-
-def _find_checkpoint(run: Run, step: int | None) -> Path:
-    saves = run.train.checkpoint
-    found = LAYOUT.checkpoints(Path(saves.folder)) if saves is not None else []
-    steps = {int(path.name.rpartition("-")[2]): path for path in found}
-    if not steps:
-        raise InputError("there is no checkpoint of torchtitan", got=saves.folder if saves else run.source)
-    if step is not None and step not in steps:
-        raise InputError("no checkpoint of this step", got=step, allowed=", ".join(map(str, steps)))
-    return steps[max(steps) if step is None else step]
 
 
 def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:

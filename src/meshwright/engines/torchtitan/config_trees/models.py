@@ -287,17 +287,14 @@ def _section(model: Model) -> dict[str, Any]:
     default = Model(
         name="", hidden=0, num_layers=0, vocab=0, ffn_hidden=0,
         attention=Attention(num_heads=0, num_kv_heads=0, head_dim=0),
+        experts=Experts(num_experts=0, top_k=0, ffn_hidden=0),
     )  # fmt: skip
-    section = _changed(asdict(model), asdict(default))
-    section["attention"] = _changed(asdict(model.attention), asdict(default.attention))
-    if model.experts is not None:
-        plain = Experts(num_experts=0, top_k=0, ffn_hidden=0)
-        section["experts"] = _changed(asdict(model.experts), asdict(plain))
-    if model.rope != default.rope:
-        section["rope"] = _changed(asdict(model.rope), asdict(default.rope))
-    return section
+    return _changed(asdict(model), asdict(default))
 
 
 def _changed(values: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    changed = {key: getattr(value, "value", value) for key, value in values.items() if value != defaults[key]}
-    return {key: value for key, value in changed.items() if value is not None}
+    changed = {key: value for key, value in values.items() if value is not None and value != defaults[key]}
+    return {
+        key: _changed(value, defaults[key]) if isinstance(defaults[key], dict) else getattr(value, "value", value)
+        for key, value in changed.items()
+    }
