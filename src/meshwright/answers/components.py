@@ -6,9 +6,11 @@ component. The largest family bounds the plan.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 
 class ComponentFamily(StrEnum):
@@ -29,37 +31,9 @@ class Component:
     family: ComponentFamily
 
 
-COMPONENTS: dict[str, Component] = {
-    key: Component(label=label, family=family)
-    for key, label, family in (
-        ("attention_gemm", "attention projections", ComponentFamily.MATRIX),
-        ("attention_core", "attention", ComponentFamily.MATRIX),
-        ("indexer", "indexer of sparse attention", ComponentFamily.MATRIX),
-        ("ffn", "feed-forward", ComponentFamily.MATRIX),
-        ("experts", "experts", ComponentFamily.MATRIX),
-        ("state_space", "state space", ComponentFamily.MATRIX),
-        ("linear_attention", "linear attention", ComponentFamily.MATRIX),
-        ("adapters", "adapters", ComponentFamily.MEMORY),
-        ("casts", "casts", ComponentFamily.MEMORY),
-        ("head", "head and loss", ComponentFamily.MATRIX),
-        ("router", "router", ComponentFamily.MEMORY),
-        ("elementwise", "element-wise", ComponentFamily.MEMORY),
-        ("accumulation", "gradient accumulation", ComponentFamily.MEMORY),
-        ("optimizer", "optimizer", ComponentFamily.MEMORY),
-        ("recompute", "recomputation", ComponentFamily.RECOMPUTATION),
-        ("tensor_parallel", "tensor parallel", ComponentFamily.COMMUNICATION),
-        ("context_parallel", "context parallel", ComponentFamily.COMMUNICATION),
-        ("expert_parallel", "expert parallel", ComponentFamily.COMMUNICATION),
-        ("gather", "parameter gather", ComponentFamily.COMMUNICATION),
-        ("offload", "offloaded activations", ComponentFamily.COMMUNICATION),
-        ("hooks", "hooks around layers", ComponentFamily.WAITING),
-        ("data_parallel", "gradient reduction", ComponentFamily.COMMUNICATION),
-        ("bubble", "bubble", ComponentFamily.WAITING),
-        ("host", "host", ComponentFamily.WAITING),
-        ("fixed", "fixed costs", ComponentFamily.WAITING),
-        ("stragglers", "stragglers", ComponentFamily.WAITING),
-        ("power_limit", "power limit", ComponentFamily.WAITING),
-    )
+COMPONENTS = {
+    key: Component(label=row["label"], family=ComponentFamily(row["family"]))
+    for key, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 """In reading order: computation, the communication that sharding costs, waiting."""
 

@@ -57,7 +57,35 @@ class Explanation(Result):
     why_not: tuple[WhyNot, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(explanation_document(self))
+        difference = self.difference
+        document: dict[str, Any] = {
+            "request": request_document(self.run, self.request),
+            "this": None,
+            "other": {
+                "name": self.other_name, **plan_document(self.other.plan), **step_document(self.other.step),
+            },
+            "obstacle": self.obstacle,
+            "difference": None,
+            "memory_limit": self.limit and {
+                **plan_document(self.limit.plan),
+                "step_s": self.limit.step_s,
+                "needed_gib": self.limit.needed_gib,
+                "available_gib": self.limit.available_gib,
+            },
+            "why_not": [why_not_document(a) for a in self.why_not],
+        }  # fmt: skip
+        if difference is not None:
+            this, cause = difference.this, difference.decided_by
+            document["this"] = {"name": self.this_name, **plan_document(this.plan), **step_document(this.step)}
+            document["difference"] = {
+                "changes": {c.field: [c.this, c.other] for c in difference.changes},
+                "step_ms": _numbers(difference.step_ms),
+                "components_ms": {d.name: _numbers(d) for d in difference.comparison.components_ms},
+                "memory_gib": {d.name: _numbers(d) for d in difference.comparison.memory_gib},
+                "decided_by": cause and cause.name,
+                "text": verdict_sentence(self, difference),
+            }
+        return jsonable(document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each component in milliseconds of a step, then one for each part of memory in GiB."""
@@ -137,42 +165,6 @@ def _answers(
     return tuple(
         why_not(request, question, winner=winner, goal=goal, is_exported=is_exported(run)) for question in questions
     )
-
-
-# --- the document ---
-
-
-def explanation_document(answer: Explanation) -> dict[str, Any]:
-    """Both plans, what differs between them, which memory limit binds, and the answers to "why not"."""
-    difference = answer.difference
-    document: dict[str, Any] = {
-        "request": request_document(answer.run, answer.request),
-        "this": None,
-        "other": {
-            "name": answer.other_name, **plan_document(answer.other.plan), **step_document(answer.other.step),
-        },
-        "obstacle": answer.obstacle,
-        "difference": None,
-        "memory_limit": answer.limit and {
-            **plan_document(answer.limit.plan),
-            "step_s": answer.limit.step_s,
-            "needed_gib": answer.limit.needed_gib,
-            "available_gib": answer.limit.available_gib,
-        },
-        "why_not": [why_not_document(a) for a in answer.why_not],
-    }  # fmt: skip
-    if difference is not None:
-        this, cause = difference.this, difference.decided_by
-        document["this"] = {"name": answer.this_name, **plan_document(this.plan), **step_document(this.step)}
-        document["difference"] = {
-            "changes": {c.field: [c.this, c.other] for c in difference.changes},
-            "step_ms": _numbers(difference.step_ms),
-            "components_ms": {d.name: _numbers(d) for d in difference.comparison.components_ms},
-            "memory_gib": {d.name: _numbers(d) for d in difference.comparison.memory_gib},
-            "decided_by": cause and cause.name,
-            "text": verdict_sentence(answer, difference),
-        }
-    return document
 
 
 def _numbers(d: Difference) -> dict[str, float]:

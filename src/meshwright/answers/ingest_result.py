@@ -6,15 +6,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from meshwright.answers.quantities import rate
 from meshwright.bench.ingest.summary import IngestSummary, PassSummary, summarize
 from meshwright.json_values import jsonable
 from meshwright.records.ingest import ChunkEncoding, IngestRecords
 from meshwright.result import Result
-
-if TYPE_CHECKING:
-    from meshwright.bench.ingest.summary import IngestSummary
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -40,12 +38,27 @@ class IngestBenchmark(Result):
     @property
     def notes(self) -> list[str]:
         """Cautions for the reader."""
-
         return notes(self.records)
 
     def to_dict(self) -> dict[str, Any]:
-
-        return jsonable(ingest_document(self.records))
+        found, sidecar = self.totals, self.records.sidecar
+        keys = ("documents", "encoder", "device", "software", "queries", "least_cosine", "started", "ended", "command")
+        rows = []
+        for bound in sidecar.get("bounds") or []:
+            of = [p for p in found.passes if _has(bound, p.encoding)]
+            shares = [share for p in of if (share := bound_share(p, sidecar)) is not None]
+            rows.append({**bound, "best_share": max(shares, default=None)})
+        document = {
+            **{key: sidecar.get(key) for key in keys},
+            "bounds": rows,
+            "passes": [p.document() for p in found.passes],
+            "pipelined_over_sequential": found.overlaps,
+            "builds": [b.document() for b in found.builds],
+            "searches": [s.document() for s in found.searches],
+            "pareto_front": [s.name for s in found.front],
+            "notes": self.notes,
+        }
+        return jsonable(document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each search of an index: parameters, recall, latencies, rate."""
@@ -53,8 +66,6 @@ class IngestBenchmark(Result):
 
     def summary(self) -> str:
         """Return the rate of the fastest ingestion and the number of searches."""
-        from meshwright.answers.quantities import rate
-
         rates = [p.rate("chunks_per_s") for p in self.totals.passes]
         best = max((r.value for r in rates if r is not None), default=0.0)
         return f"{rate(best)} chunks/s ingested, {len(self.totals.searches)} searches of indexes measured"
@@ -62,27 +73,6 @@ class IngestBenchmark(Result):
 
 FEW_VECTORS = 10_000
 """Below this, a graph visits much of the index in each search, and every index has a recall near 1."""
-
-
-def ingest_document(records: IngestRecords) -> dict[str, Any]:
-    """All values for JSON."""
-    found, sidecar = summarize(records), records.sidecar
-    keys = ("documents", "encoder", "device", "software", "queries", "least_cosine", "started", "ended", "command")
-    rows = []
-    for bound in sidecar.get("bounds") or []:
-        of = [p for p in found.passes if _has(bound, p.encoding)]
-        shares = [share for p in of if (share := bound_share(p, sidecar)) is not None]
-        rows.append({**bound, "best_share": max(shares, default=None)})
-    return {
-        **{key: sidecar.get(key) for key in keys},
-        "bounds": rows,
-        "passes": [p.document() for p in found.passes],
-        "pipelined_over_sequential": found.overlaps,
-        "builds": [b.document() for b in found.builds],
-        "searches": [s.document() for s in found.searches],
-        "pareto_front": [s.name for s in found.front],
-        "notes": notes(records),
-    }  # fmt: skip
 
 
 def _has(bound: Mapping[str, Any], e: ChunkEncoding) -> bool:

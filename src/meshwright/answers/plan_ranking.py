@@ -10,6 +10,7 @@ from typing import Any
 
 from meshwright.accuracy.shipped import ShippedLayout, shipped_layout
 from meshwright.answers.documents import plan as documents
+from meshwright.answers.quantities import with_ends
 from meshwright.engines import choice
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
@@ -27,7 +28,6 @@ from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
 from meshwright.runfile import loads, pin_plan, pinned_text
-from meshwright.specs.estimate import Estimate
 from meshwright.specs.run import NATIVE, Run, with_plan, with_software
 
 FRONT_SLACK = 0.25
@@ -149,7 +149,53 @@ class PlanRanking(Result):
         return self.estimates[rank - 1].plan
 
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(ranking_document(self))
+        search = self.search
+        document = {
+            "request": documents.request_document(self.run, search.request),
+            "plans": [
+                {
+                    "rank": i,
+                    **documents.plan_document(done.plan),
+                    "objective_value": ranked.value,
+                    **documents.step_document(done.step),
+                    **documents.parts_document(done),
+                }
+                for i, (ranked, done) in enumerate(zip(self.ranked, self, strict=True), start=1)
+            ],
+            "counts": search.counts,
+            "seconds": {**search.seconds, "search": sum(search.seconds.values())},
+            "explanation": {
+                "losers": [documents.comparison_document(c) for c in self.losers],
+                "why_not": [documents.why_not_document(a) for a in self.why_not],
+                "not_tried": search.space.untried,
+            },
+        }
+        if notes := self.notes:
+            document["notes"] = list(notes)
+        if (gain := self.gradients) is not None:
+            document["explanation"]["gradients"] = {**documents.switch_document(gain), "saved_bytes": gain.saved_bytes}
+        if (gap := self.published) is not None:
+            document["explanation"]["published"] = {
+                "run": gap.layout.id,
+                "text": str(gap),
+                "comparison": gap.comparison and documents.comparison_document(gap.comparison),
+            }
+        if self.neighbours is not None:
+            document["explanation"]["neighbours"] = [documents.neighbour_document(n) for n in self.neighbours]
+        if self.switches is not None:
+            document["explanation"]["switches"] = [documents.switch_document(s) for s in self.switches]
+        if self.scored is not None:
+            document["scored"] = {
+                "is_complete": self.scored.is_complete,
+                "counts": self.scored.counts,
+                "plans": self.to_scored_rows(),
+            }
+        if self.has_front:
+            document["pareto"] = [
+                {**documents.plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
+                for r in self.front
+            ]
+        return jsonable(document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each plan: rank, plan, estimates with their intervals, memory."""
@@ -290,70 +336,6 @@ def notes_on_ignored_keys(run: Run) -> tuple[str, ...]:
     if not keys:
         return ()
     return (f"{', '.join(keys)}: ignored, as a plan that a run pins; fields are held with --fix tensor=8 or fixed=",)
-
-
-def with_ends(name: str, estimate: Estimate) -> dict[str, float]:
-    """Return value, low and high end of an estimate as three columns.
-
-    >>> from meshwright.specs.estimate import Tier
-    >>> with_ends("step_s", Estimate(value=2.0, low=1.5, high=3.0, unit="s", tier=Tier.MEASURED))
-    {'step_s': 2.0, 'step_s_low': 1.5, 'step_s_high': 3.0}
-    """
-    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
-
-
-# --- the document ---
-
-
-def ranking_document(ranking: PlanRanking) -> dict[str, Any]:
-    """Ranked plans, counts of the search, comparisons and answers; the front of speed against memory if asked for."""
-    search = ranking.search
-    document = {
-        "request": documents.request_document(ranking.run, search.request),
-        "plans": [
-            {
-                "rank": i,
-                **documents.plan_document(done.plan),
-                "objective_value": ranked.value,
-                **documents.step_document(done.step),
-                **documents.parts_document(done),
-            }
-            for i, (ranked, done) in enumerate(zip(ranking.ranked, ranking, strict=True), start=1)
-        ],
-        "counts": search.counts,
-        "seconds": {**search.seconds, "search": sum(search.seconds.values())},
-        "explanation": {
-            "losers": [documents.comparison_document(c) for c in ranking.losers],
-            "why_not": [documents.why_not_document(a) for a in ranking.why_not],
-            "not_tried": search.space.untried,
-        },
-    }
-    if notes := ranking.notes:
-        document["notes"] = list(notes)
-    if (gain := ranking.gradients) is not None:
-        document["explanation"]["gradients"] = {**documents.switch_document(gain), "saved_bytes": gain.saved_bytes}
-    if (gap := ranking.published) is not None:
-        document["explanation"]["published"] = {
-            "run": gap.layout.id,
-            "text": str(gap),
-            "comparison": gap.comparison and documents.comparison_document(gap.comparison),
-        }
-    if ranking.neighbours is not None:
-        document["explanation"]["neighbours"] = [documents.neighbour_document(n) for n in ranking.neighbours]
-    if ranking.switches is not None:
-        document["explanation"]["switches"] = [documents.switch_document(s) for s in ranking.switches]
-    if ranking.scored is not None:
-        document["scored"] = {
-            "is_complete": ranking.scored.is_complete,
-            "counts": ranking.scored.counts,
-            "plans": ranking.to_scored_rows(),
-        }
-    if ranking.has_front:
-        document["pareto"] = [
-            {**documents.plan_document(r.plan), "step_s": r.step_s, "reserved_bytes": r.reserved_bytes}
-            for r in ranking.front
-        ]
-    return document
 
 
 # --- the layout that a vendor ships for a model ---

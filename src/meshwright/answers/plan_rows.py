@@ -52,13 +52,6 @@ def _row(rank: int, done: ScoredPlan, *, tokens: float, mfu_per_rate: float) -> 
     }
 
 
-def plan_section(plan: Plan) -> dict[str, Any]:
-    """The `parallel` section that pins `plan`."""
-    from meshwright.runfile.pinned import section_from_plan
-
-    return section_from_plan(plan)
-
-
 def tokens_per_device(request: PlanRequest) -> float:
     """Tokens of a step over devices."""
     return request.global_batch * request.seq_len / request.num_devices

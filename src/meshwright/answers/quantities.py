@@ -109,6 +109,16 @@ def interval_of(estimate: Estimate) -> str:
     return span(form(estimate.low), form(estimate.high))
 
 
+def with_ends(name: str, estimate: Estimate) -> dict[str, float]:
+    """Return value, low and high end of an estimate as three columns.
+
+    >>> from meshwright.specs.estimate import Tier
+    >>> with_ends("step_s", Estimate(value=2.0, low=1.5, high=3.0, unit="s", tier=Tier.MEASURED))
+    {'step_s': 2.0, 'step_s_low': 1.5, 'step_s_high': 3.0}
+    """
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
 def span(low: str, high: str) -> str:
     """From `low` to `high`, the unit once where both have the same.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -106,16 +106,6 @@ class OfflineMeasurements(Result):
         found = [(row["output_tokens_per_s"], row["pair"]) for row in self.to_rows() if row["num_ok"]]
         line = f"{self.document['model']}, replicas: {self.document['num_replicas']}, pairs measured: {len(found)}"
         return line if not found else f"{line}; most {rate(max(found)[0])} output tokens/s, {max(found)[1]}"
-
-
-def read_serving_result(folder: Path) -> ServingMeasurements:
-    """Read the records of `bench serve` in a folder. Raises InputError."""
-    return ServingMeasurements(folder=folder, records=serving.read_serving(folder))
-
-
-def read_offline_result(folder: Path) -> OfflineMeasurements:
-    """Read the record of `bench offline` in a folder. Raises InputError."""
-    return OfflineMeasurements(folder=folder, document=read_offline(folder / NAME))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -306,25 +296,13 @@ def read_results(folder: Path) -> RecordSet:
     return RecordSet(folder=folder, records=tuple(records), unreadable=tuple(unreadable))
 
 
-def _read_device(folder: Path) -> DeviceMeasurements:
-    return DeviceMeasurements(folder=folder, records=device.read(folder))
-
-
-def _read_ingest(folder: Path) -> IngestBenchmark:
-    return IngestBenchmark(records=ingest.read_ingest(folder))
-
-
-def _read_sweep(folder: Path) -> TrainingSweep:
-    return TrainingSweep(folder=folder, trainings=trainings.read(folder))
-
-
-_READERS = {
+_READERS: dict[str, Callable[[Path], AnyRecord]] = {
     training.RECORD: read_training,
-    device.CSV_NAME: _read_device,
-    trainings.CSV_NAME: _read_sweep,
-    ingest.SIDECAR_NAME: _read_ingest,
-    serving.CSV_NAME: read_serving_result,
-    NAME: read_offline_result,
+    device.CSV_NAME: lambda folder: DeviceMeasurements(folder=folder, records=device.read(folder)),
+    trainings.CSV_NAME: lambda folder: TrainingSweep(folder=folder, trainings=trainings.read(folder)),
+    ingest.SIDECAR_NAME: lambda folder: IngestBenchmark(records=ingest.read_ingest(folder)),
+    serving.CSV_NAME: lambda folder: ServingMeasurements(folder=folder, records=serving.read_serving(folder)),
+    NAME: lambda folder: OfflineMeasurements(folder=folder, document=read_offline(folder / NAME)),
 }
 """Reader of each kind of record by the file that marks its folder."""
 

@@ -97,7 +97,29 @@ class RunEstimate(Result):
         return memory_over_time(self.request, self.estimate)
 
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(estimate_document(self))
+        from meshwright.answers.provenance import sources_of
+
+        economics = self.economics
+        document = {
+            "request": request_document(self.run, self.request),
+            "chosen_by": "planner" if self.chosen else "run file",
+            **plan_document(self.plan),
+            **step_document(self.estimate.step),
+            "stages": stage_rows(self.request, self.estimate),
+            "memory_of_ranks": self.memory_of_ranks,
+            "memory_peak": self.memory_over_time and self.memory_over_time.peak,
+            "uncertainty": self.estimate.uncertainty,
+            **picked(economics, "goodput", "usd_per_device_hour", "usd_per_million_tokens", "joule_per_token"),
+            "market_prices": [
+                p
+                for p in market_prices()
+                if p.accelerator == self.request.cluster.accelerator.name and not self.request.cluster.is_mixed
+            ],
+            "totals": economics.totals and training_document(economics.totals),
+            "notes": self.notes,
+            "sources": {topic: str(source) for topic, source in sources_of(self.request, economics).items()},
+        }
+        return jsonable(document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each component of the step: name, family, seconds, share of the step."""
@@ -186,32 +208,3 @@ def notes_on_fit(estimate: PlanEstimate) -> list[str]:
         f"{gib(memory.reserved_bytes):.1f} GiB on pipeline stage {memory.stage}, and may reserve "
         f"{gib(memory.usable_bytes):.1f}; `meshwright plan` finds plans that fit"
     ]
-
-
-# --- the document ---
-
-
-def estimate_document(done: RunEstimate) -> dict[str, Any]:
-    """Plan, step, memory, pipeline stages, economics and sources of one run."""
-    from meshwright.answers.provenance import sources_of
-
-    economics = done.economics
-    return {
-        "request": request_document(done.run, done.request),
-        "chosen_by": "planner" if done.chosen else "run file",
-        **plan_document(done.plan),
-        **step_document(done.estimate.step),
-        "stages": stage_rows(done.request, done.estimate),
-        "memory_of_ranks": done.memory_of_ranks,
-        "memory_peak": done.memory_over_time and done.memory_over_time.peak,
-        "uncertainty": done.estimate.uncertainty,
-        **picked(economics, "goodput", "usd_per_device_hour", "usd_per_million_tokens", "joule_per_token"),
-        "market_prices": [
-            p
-            for p in market_prices()
-            if p.accelerator == done.request.cluster.accelerator.name and not done.request.cluster.is_mixed
-        ],
-        "totals": economics.totals and training_document(economics.totals),
-        "notes": done.notes,
-        "sources": {topic: str(source) for topic, source in sources_of(done.request, economics).items()},
-    }

@@ -49,6 +49,11 @@ class SurveyedFile:
     reasons: tuple[str, ...]
     cluster: str | None
 
+    @property
+    def about(self) -> dict[str, str]:
+        """File, project and status."""
+        return {"file": str(self.path), "project": self.project, "status": str(self.status)}
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ConfigurationSurvey(Result):
@@ -70,20 +75,12 @@ class ConfigurationSurvey(Result):
         return {name: {str(status): counted[name, status] for status in ImportStatus} for name in projects}
 
     def to_dict(self) -> dict[str, Any]:
-        files = [
-            {"file": str(file.path), "project": file.project, "status": str(file.status), "cluster": file.cluster,
-             "reasons": list(file.reasons)}
-            for file in self.files
-        ]  # fmt: skip
+        files = [{**file.about, "cluster": file.cluster, "reasons": list(file.reasons)} for file in self.files]
         return {"folder": str(self.folder), "counts": self.counts, "files": files}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each file, with the first reason."""
-        return [
-            {"file": str(file.path), "project": file.project, "status": str(file.status),
-             "first_reason": next(iter(file.reasons), "").partition("\n")[0]}
-            for file in self.files
-        ]  # fmt: skip
+        return [{**f.about, "first_reason": next(iter(f.reasons), "").partition("\n")[0]} for f in self.files]
 
     def tables(self) -> list[TextTable]:
         """Return the files, and their counts by project."""

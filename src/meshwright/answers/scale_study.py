@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.answers.documents.plan import plan_document, request_document, step_document, training_document
-from meshwright.answers.plan_ranking import with_ends
-from meshwright.answers.quantities import percent
+from meshwright.answers.quantities import percent, with_ends
 from meshwright.engines.choice import notes_on_engine, with_planned_engine
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable, picked
@@ -76,7 +75,30 @@ class ScaleReport(Result):
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(scale_document(self))
+        study = self.study
+        document: dict[str, Any] = {
+            "request": request_document(self.run, study.request),
+            "mode": study.mode,
+            "num_tokens": study.num_tokens,
+        }
+        if self.notes:
+            document["notes"] = self.notes
+        if self.curve is not None:
+            document["points"] = [_point(p) for p in self.curve.points]
+            document["unreached"] = [_unreached(u) for u in self.curve.unreached]
+        if self.emulation is not None:
+            document["emulation"] = {
+                "base": _costed(self.emulation.base),
+                "points": [_emulated(p) for p in self.emulation.points],
+                "unreached": [_unreached(u) for u in self.emulation.unreached],
+            }
+        if self.replicas:
+            document["replicas"] = [{"relative_ratio": r.relative_ratio, **_costed(r.costed)} for r in self.replicas]
+        if self.sensitivity is not None:
+            document["sensitivity"] = self.sensitivity
+        if self.deadline is not None:
+            document["deadline"] = self.deadline
+        return jsonable(document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each number of devices; without a curve, for each emulated size or replica."""
@@ -253,37 +275,6 @@ def _with_replicas(report: ScaleReport, num_devices: int, sizes: Sequence[int]) 
             hint="the replica must divide the devices, and the replicas the global batch",
         )
     return replace(report, replicas=replicas, replica_cluster=request.cluster.name)
-
-
-# --- the document ---
-
-
-def scale_document(report: ScaleReport) -> dict[str, Any]:
-    """The parts of the study that were asked for. Batches in sequences and tokens."""
-    study = report.study
-    document: dict[str, Any] = {
-        "request": request_document(report.run, study.request),
-        "mode": study.mode,
-        "num_tokens": study.num_tokens,
-    }
-    if report.notes:
-        document["notes"] = report.notes
-    if report.curve is not None:
-        document["points"] = [_point(p) for p in report.curve.points]
-        document["unreached"] = [_unreached(u) for u in report.curve.unreached]
-    if report.emulation is not None:
-        document["emulation"] = {
-            "base": _costed(report.emulation.base),
-            "points": [_emulated(p) for p in report.emulation.points],
-            "unreached": [_unreached(u) for u in report.emulation.unreached],
-        }
-    if report.replicas:
-        document["replicas"] = [{"relative_ratio": r.relative_ratio, **_costed(r.costed)} for r in report.replicas]
-    if report.sensitivity is not None:
-        document["sensitivity"] = report.sensitivity
-    if report.deadline is not None:
-        document["deadline"] = report.deadline
-    return document
 
 
 def _costed(costed: scaling.Costed) -> dict[str, Any]:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from meshwright.answers.serving_question import format_notes, weights_named
+from meshwright.answers.serving_question import format_notes, formats_named, reserve_of
 from meshwright.inference import capacity
 from meshwright.inference.capacity import Capacity, CapacityQuestion
 from meshwright.inference.checkpoint import own_precision
-from meshwright.inference.formats import cache_format, computed_in, usual_cache
+from meshwright.inference.formats import computed_in
 from meshwright.inference.layout import layout_of
 from meshwright.inference.memory import parameters, session_bytes, weight_bytes, window_note
 from meshwright.inference.positions import positions_note
@@ -136,15 +136,10 @@ def serving_capacity(
     Raises InputError for an unknown name or an impossible layout.
     """
     place = named_cluster(cluster)
-    reserve, served = capacity.shipped_reserve(), named_model(model)
-    weights = weights_named(precision, model, served, place.accelerator)
+    served = named_model(model)
+    weights, cache = formats_named(precision, kv_precision, model, served, place.accelerator)
     question = CapacityQuestion(
-        model=served,
-        cluster=place,
-        weights=weights,
-        cache=cache_format(kv_precision or usual_cache(weights, served.name), place.accelerator),
-        context=context,
-        reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
+        model=served, cluster=place, weights=weights, cache=cache, context=context, reserve=reserve_of(memory_ratio)
     )
     layout = layout_of(degrees, place.num_devices) if degrees else None
     found = capacity.capacities(question) if layout is None else [capacity.capacity(question, layout)]

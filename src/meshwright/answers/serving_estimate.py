@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.answers import serving_question as questions
-from meshwright.answers.quantities import rate, seconds
+from meshwright.answers.quantities import rate, seconds, with_ends
 from meshwright.answers.serving_arrivals import arrival_table, check_open_loop
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
@@ -65,11 +65,8 @@ class ServingEstimate(Result):
         return [
             {
                 "in_flight": found.in_flight, "asked_in_flight": found.load.concurrency,
-                "bound_by": found.limit.binds, "ttft_s": found.ttft.value,
-                "itl_s": found.itl.value, "itl_s_low": found.itl.low, "itl_s_high": found.itl.high,
-                "output_tokens_per_s": found.output_tokens_per_s.value,
-                "output_tokens_per_s_low": found.output_tokens_per_s.low,
-                "output_tokens_per_s_high": found.output_tokens_per_s.high,
+                "bound_by": found.limit.binds, "ttft_s": found.ttft.value, **with_ends("itl_s", found.itl),
+                **with_ends("output_tokens_per_s", found.output_tokens_per_s),
                 "total_tokens_per_s": found.total_tokens_per_s.value,
                 "usd_per_million_output_tokens": None if price is None else price.usd_per_million_output,
             }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from os import PathLike
 from pathlib import Path
@@ -19,11 +19,10 @@ from meshwright.errors import InfeasibleError
 from meshwright.hub import is_hub_name
 from meshwright.inference import search as layouts
 from meshwright.inference.arrivals import ArrivalEstimate, LatencyLimits, arrivals_named
-from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.checkpoint import own_precision
 from meshwright.inference.constants import shipped_constants
 from meshwright.inference.estimate import LoadEstimate
-from meshwright.inference.formats import cache_format, check_run, usual_cache
+from meshwright.inference.formats import check_run
 from meshwright.inference.price import HourPrice, TokenPrice, token_price
 from meshwright.inference.search import LayoutPoint, ServingQuestion, ServingSearch
 from meshwright.inference.serving import RequestLoad
@@ -182,17 +181,16 @@ def serving_plan(
     place, calibrated = named_cluster(cluster), questions.server_calibration(calibration)
     if calibrated is not None:
         questions.check_calibrated(calibrated, accelerator=place.accelerator.name, engine=engine)
-    served, reserve = named_model(model), shipped_reserve()
-    weights = questions.weights_named(precision, model, served, place.accelerator)
+    served = named_model(model)
+    weights, cache = questions.formats_named(precision, kv_precision, model, served, place.accelerator)
     question = ServingQuestion(
-        model=served, cluster=place, weights=weights,
-        cache=cache_format(kv_precision or usual_cache(weights, served.name), place.accelerator),
+        model=served, cluster=place, weights=weights, cache=cache,
         engine=questions.engine_named(engine or questions.USUAL_ENGINE) if calibrated is None else calibrated.engine,
         calibration=shipped_constants() if calibrated is None else calibrated.constants,
         load=RequestLoad(input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0),
         bounds=LatencyLimits(ttft_s=ttft_s or inf, itl_s=itl_s or inf, percentile=percentile),
         requests_per_s=requests_per_s, arrivals=arrivals or "poisson", seed=seed, disaggregated=disaggregated,
-        reserve=reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio),
+        reserve=questions.reserve_of(memory_ratio),
     )  # fmt: skip
     check_run(weights, question.engine.name, place.accelerator)
     found = layouts.search_layouts(question)

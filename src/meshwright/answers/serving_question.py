@@ -9,7 +9,7 @@ from typing import Any
 
 from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, value_named
-from meshwright.inference.capacity import shipped_reserve
+from meshwright.inference.capacity import Reserve, shipped_reserve
 from meshwright.inference.checkpoint import own_precision
 from meshwright.inference.formats import StorageFormat, cache_format, check_run, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
@@ -21,6 +21,7 @@ from meshwright.inference.server import Server, server
 from meshwright.inference.server_fit import ServerCalibration, read_server_calibration
 from meshwright.inference.serving import EngineTraits, RequestLoad
 from meshwright.inference.work import Served, prediction_module
+from meshwright.json_values import picked
 from meshwright.runfile import named_cluster, named_model
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
@@ -35,6 +36,11 @@ class PriceTerms:
     ownership: Ownership | None = None
     licence_usd_per_device_year: float = 0.0
     utilization: float = 1.0
+
+    @property
+    def of_every_price(self) -> dict[str, float]:
+        """Terms that hold whether a device is rented or bought."""
+        return picked(self, "licence_usd_per_device_year", "utilization")
 
 
 _OF_OWNERSHIP = ("capital_usd", "life_years", "usd_per_kwh")
@@ -63,9 +69,7 @@ def price_terms(**given: Any) -> PriceTerms:
 
 def hour_price(terms: PriceTerms, device: Accelerator) -> HourPrice | None:
     """Price of a device-hour; None where none was given and the catalogue knows none."""
-    more: dict[str, Any] = {
-        "licence_usd_per_device_year": terms.licence_usd_per_device_year, "utilization": terms.utilization,
-    }  # fmt: skip
+    more = terms.of_every_price
     if terms.ownership is not None:
         return owned(terms.ownership, device, **more)
     if terms.usd_per_device_hour is not None:
@@ -84,9 +88,18 @@ def engine_named(name: str) -> EngineTraits:
     return value_named("inference engine", name, engines())
 
 
-def weights_named(precision: str | None, name: str, model: Model, accelerator: Accelerator) -> StorageFormat:
-    """The format of the weights, that of the checkpoint of the model that `name` names where none is given."""
-    return weight_format(precision or own_precision(name, model)[0], accelerator)
+def formats_named(
+    precision: str | None, kv_precision: str | None, name: str, model: Model, accelerator: Accelerator
+) -> tuple[StorageFormat, StorageFormat]:
+    """The formats of weights and cache; without one, those of the checkpoint of the model that `name` names."""
+    weights = weight_format(precision or own_precision(name, model)[0], accelerator)
+    return weights, cache_format(kv_precision or usual_cache(weights, model.name), accelerator)
+
+
+def reserve_of(memory_ratio: float | None) -> Reserve:
+    """The memory that an engine keeps back, where it may use this share of a device; None: the usual one."""
+    reserve = shipped_reserve()
+    return reserve if memory_ratio is None else replace(reserve, memory_ratio=memory_ratio)
 
 
 def format_notes(weights: StorageFormat, accelerator: Accelerator, *, own: str | None) -> list[str]:
@@ -115,15 +128,12 @@ def served_model(
     """A model in its formats on a layout. Without degrees: tensor parallelism over a whole scale-up domain."""
     place = named_cluster(cluster)
     found = named_model(model)
-    weights = weights_named(precision, model, found, place.accelerator)
+    weights, cache = formats_named(precision, kv_precision, model, found, place.accelerator)
     given = dict(degrees)
     if not given:
         widest = max(legal_layouts(found, place), key=lambda layout: layout.tensor, default=None)
         given = {"tensor": widest.tensor if widest else 1}
-    return Served(
-        model=found, cluster=place, weights=weights, layout=layout_of(given, place.num_devices),
-        cache=cache_format(kv_precision or usual_cache(weights, found.name), place.accelerator),
-    )  # fmt: skip
+    return Served(model=found, cluster=place, weights=weights, cache=cache, layout=layout_of(given, place.num_devices))
 
 
 USUAL_ENGINE = "vllm"
@@ -163,9 +173,7 @@ def served_by(
 
     Raises InputError where the calibration is of another device or engine.
     """
-    reserve = shipped_reserve()
-    if memory_ratio is not None:
-        reserve = replace(reserve, memory_ratio=memory_ratio)
+    reserve = reserve_of(memory_ratio)
     check_run(of.weights, calibration.engine.name if calibration else engine or USUAL_ENGINE, of.cluster.accelerator)
     if calibration is None:
         return server(of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,17 @@ from meshwright.answers.components import bound_by
 from meshwright.answers.documents.plan import loser_sentence, why_not_sentence
 from meshwright.answers.plan_legend import explained, mark_of
 from meshwright.answers.plan_ranking import PlanRanking
-from meshwright.answers.quantities import percent, rate, seconds, value_of
+from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.api.plan import plan
 from meshwright.api.question import ask
 from meshwright.cli.output import Align, emitted_json, note, print_line, print_table, progress, typed, write
 from meshwright.cli.run_input import take_run
-from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.neighbours import shares_few_divisors
-from meshwright.planner.scored import ScoredPlan, ScoredPlans
+from meshwright.planner.scored import ScoredPlans
 from meshwright.planner.search import PlanResult
 from meshwright.planner.training import price_sentence
 from meshwright.specs.hardware import Cluster
+from meshwright.specs.plan import Plan
 from meshwright.specs.run import Objective
 from meshwright.units import JOULE_PER_KWH, gib
 
@@ -67,13 +67,8 @@ def run(
 
 def _print_plans(ranking: PlanRanking) -> None:
     _print_request(ranking)
-    _print_rows(
-        ranking,
-        (
-            (*_row(i, done), *_value(ranking, ranked.value))
-            for i, (done, ranked) in enumerate(zip(ranking, ranking.ranked, strict=True), start=1)
-        ),
-    )
+    listed = zip(ranking.to_rows(), ranking, strict=True)
+    _print_rows(ranking, ((row, done.plan, done.step.components_s, "") for row, done in listed))
     for said in explained([done.plan for done in ranking], fixed=tuple(ranking.request.fixed)):
         print_line(said)
     if ranking.run.objective is Objective.COST:
@@ -87,26 +82,14 @@ def _print_all(ranking: PlanRanking) -> None:
     if scored is None:
         return
     _print_request(ranking)
-    rows = zip(scored, ranking.to_scored_rows(), strict=True)
-    _print_rows(ranking, ((*_scored_row(done, row), *_value(ranking, done.value)) for done, row in rows))
+    marks = {True: "\N{BLACK DIAMOND} ", False: "  "}
+    listed = zip(ranking.to_scored_rows(), scored, strict=True)
+    _print_rows(ranking, ((row, done.plan, done.components_s, marks[done.on_front]) for row, done in listed))
     _print_counts(scored)
     more = "all that are legal and fit" if scored.is_complete else "the best; --limit N lists more"
     if ranking.request.cluster.parts:
         more += "; the fastest also with layers in proportion to the speed of their part"
     print_line(f"{len(scored):,} plans: {more}. \N{BLACK DIAMOND} no listed plan is both faster and smaller")
-
-
-def _scored_row(done: ScoredPlan, row: dict[str, Any]) -> tuple[object, ...]:
-    mark = "\N{BLACK DIAMOND}" if done.on_front else " "
-    low, high = (rate(row[f"tokens_per_s_per_device_{end}"]) for end in ("low", "high"))
-    return (
-        f"{row['rank']:>2} {mark} {row['plan']}{mark_of(done.plan)}",
-        seconds(done.step_s),
-        f"{rate(row['tokens_per_s_per_device'])} ({low}–{high})",
-        percent(row["mfu_ratio"]),
-        f"{gib(done.reserved_bytes):.1f}",
-        bound_by(done.components_s),
-    )
 
 
 def _print_request(ranking: PlanRanking) -> None:
@@ -126,7 +109,17 @@ def _print_request(ranking: PlanRanking) -> None:
     print_line()
 
 
-def _print_rows(ranking: PlanRanking, rows: Iterable[tuple[object, ...]]) -> None:
+def _print_rows(
+    ranking: PlanRanking, listed: Iterable[tuple[Mapping[str, Any], Plan, Mapping[str, float], str]]
+) -> None:
+    """Print the table of plans: of each its row, the plan, seconds by component, and its mark."""
+    rows = []
+    for row, listed_plan, components_s, mark in listed:
+        tokens, low, high = (rate(row[f"tokens_per_s_per_device{end}"]) for end in ("", "_low", "_high"))
+        name = f"{row['rank']:>2} {mark}{row['plan']}{mark_of(listed_plan)}"
+        memory, value = f"{gib(row['reserved_bytes']):.1f}", _value(ranking, row["objective_value"])
+        cells = (seconds(row["step_s"]), f"{tokens} ({low}–{high})", percent(row["mfu_ratio"]), memory)
+        rows.append((name, *cells, bound_by(components_s), *value))
     headings: dict[str, Align] = {
         "   plan": "left", "step": "right", "tokens/s/device\n(80 % interval)": "right", "MFU": "right",
         f"GiB\nof {_capacities(ranking.request.cluster)}": "right", "bound by": "left",
@@ -161,18 +154,6 @@ def _print_counts(done: PlanResult | ScoredPlans) -> None:
         f"{counts.enumerated:,} plans enumerated, {counts.expanded:,} not excluded by their bound, "
         f"{counts.legal:,} of these legal, {counts.fit:,} fit, {counts.scored:,} scored, "
         f"{counts.simulated:,} simulated; {sum(done.seconds.values()):.2f} s"
-    )
-
-
-def _row(rank: int, done: PlanEstimate) -> tuple[object, ...]:
-    step, tokens = done.step, done.step.tokens_per_s_per_device
-    return (
-        f"{rank:>2} {done.plan.describe()}{mark_of(done.plan)}",
-        value_of(step.step),
-        f"{rate(tokens.value)} ({rate(tokens.low)}–{rate(tokens.high)})",
-        percent(step.mfu.value),
-        f"{gib(step.memory.reserved_bytes):.1f}",
-        bound_by(step.components_s),
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from meshwright.answers.comparison.ratios import FEWEST_SAMPLES, MeanRatio, Ratio
-from meshwright.answers.comparison.sides import CONDITIONS, Evidence, Side
+from meshwright.answers.comparison.ratios import FEWEST_SAMPLES, RUNS, STEP, MeanRatio, Ratio
+from meshwright.answers.comparison.sides import CONDITIONS, Evidence, Side, shortened
 
 MONTHS_APART = 6
 FEW_SAMPLES = 5
@@ -36,8 +36,7 @@ def differences(sides: Sequence[Side], pairs: Sequence[MeanRatio]) -> list[Condi
         texts = []
         for side in sides:
             values = [v.conditions[condition] for v in side.values if id(v) in compared and v.conditions.get(condition)]
-            once = list(dict.fromkeys(values))
-            texts.append("; ".join(once[:4]) + (f"; and {len(once) - 4} more" if len(once) > 4 else ""))
+            texts.append(shortened(list(dict.fromkeys(values)), most=4))
         if any(texts):
             found.append(ConditionRow(condition=condition, values=tuple(texts)))
     return found
@@ -60,7 +59,7 @@ def cautions(sides: Sequence[Side], pairs: Sequence[MeanRatio]) -> list[str]:
                 *(f"{w} ({mean.baseline})" for w in mean.only_baseline),
                 *(f"{w} ({mean.other})" for w in mean.only_other),
             ]
-            shown = "; ".join(unpaired[:5]) + (f"; and {len(unpaired) - 5} more" if len(unpaired) > 5 else "")
+            shown = shortened(unpaired, most=5)
             found.append(f"{mean.metric}: only one side has these, and they are in no mean: {shown}")
     for side in sides:
         found += [f"{side.name}: not read: {reason}" for reason in side.unreadable]
@@ -165,18 +164,13 @@ def _dates(mean: MeanRatio) -> list[str]:
 
 
 def _samples(mean: MeanRatio) -> list[str]:
+    values = [pair for r in mean.ratios for pair in ((mean.baseline, r.baseline), (mean.other, r.other))]
     few = {
         name
-        for r in mean.ratios
-        for name, v in ((mean.baseline, r.baseline), (mean.other, r.other))
-        if v.evidence is Evidence.MEASURED and v.sampled in ("run", "repeat", "record") and len(v.samples) < FEW_SAMPLES
+        for name, v in values
+        if v.evidence is Evidence.MEASURED and v.sampled in RUNS and len(v.samples) < FEW_SAMPLES
     }
-    steps = {
-        name
-        for r in mean.ratios
-        for name, v in ((mean.baseline, r.baseline), (mean.other, r.other))
-        if v.sampled == "step"
-    }
+    steps = {name for name, v in values if v.sampled == STEP}
     found = [f"{mean.metric}: {' and '.join(sorted(few))}: fewer than {FEW_SAMPLES} repeats"] if few else []
     unjudged = [r.workload for r in mean.ratios if r.has_too_few_runs]
     if unjudged:

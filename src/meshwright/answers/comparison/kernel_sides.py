@@ -14,7 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from meshwright.answers.comparison.sides import KERNEL_TIME, ROOFLINE, Evidence, Side, SideValue, Statistic
+from meshwright.answers.comparison.sides import (
+    KERNEL_TIME,
+    ROOFLINE,
+    Evidence,
+    Side,
+    SideValue,
+    Statistic,
+    accelerator_named,
+    sidecar_facts,
+    software_text,
+)  # fmt: skip
 from meshwright.records import device, kernel_routes
 from meshwright.records.points import POINT_FIELDS, Point, PointFamily
 
@@ -62,25 +72,24 @@ def device_calls(found: device.Records) -> tuple[CallRates, ...]:
         CallRates(
             call=kernel_name(r.point), format=r.point.format, route="", seconds=r.seconds_median,
             forward_s=r.seconds_median, backward_s=None,
-            flops_per_s=r.point.flops / r.seconds_median if r.point.flops else None,
-            bytes_per_s=r.point.bytes / r.seconds_median if r.point.bytes else None,
+            flops_per_s=_rate(r.point.flops, r.seconds_median), bytes_per_s=_rate(r.point.bytes, r.seconds_median),
             roofline_ratio=share(r.point, r.seconds_median),
         )
         for r in rows
     )  # fmt: skip
 
 
+def _rate(work: float | None, seconds: float) -> float | None:
+    return work / seconds if work else None
+
+
 def route_calls(found: kernel_routes.KernelRoutes) -> tuple[CallRates, ...]:
     """The routes of `bench kernels` that were measured."""
-
-    def rate(work: float | None, seconds: float) -> float | None:
-        return work / seconds if work else None
-
     return tuple(
         CallRates(
             call=r.call, format=r.format, route=r.route, seconds=r.seconds, forward_s=r.forward_s.median,
             backward_s=None if r.backward_s is None else r.backward_s.median,
-            flops_per_s=rate(r.flops, r.seconds), bytes_per_s=rate(r.least_bytes, r.seconds),
+            flops_per_s=_rate(r.flops, r.seconds), bytes_per_s=_rate(r.least_bytes, r.seconds),
             roofline_ratio=r.roofline_ratio, peak_bytes=r.peak_bytes, error=r.error, is_default=r.is_default,
             is_fastest=r.is_fastest,
         )
@@ -98,14 +107,16 @@ def kernel_calls(folder: Path, mark: str) -> tuple[CallRates, ...]:
     return ()
 
 
-def kernel_side(found: device.Records, *, name: str, facts: Mapping[str, str], software: str) -> Side:
-    """The side of `bench device`: one workload for each kernel and shape."""
-    side = found.sidecar
-    dev = side["device"] or {}
-    conditions = {
-        "accelerator": dev.get("accelerator") or dev.get("name") or "",
-        "software": software, "software date": str(side["started"])[:7],
+def _conditions(side: Mapping[str, Any]) -> dict[str, str]:
+    return {
+        "accelerator": accelerator_named(side["device"]), "software": software_text(side["software"], "torch"),
+        "software date": str(side["started"])[:7],
     }  # fmt: skip
+
+
+def kernel_side(found: device.Records, *, name: str) -> Side:
+    """The side of `bench device`: one workload for each kernel and shape."""
+    conditions = _conditions(found.sidecar)
     values = tuple(
         SideValue(
             workload=kernel_name(row.point), metric=KERNEL_TIME, value=row.seconds_median, low=row.seconds_low,
@@ -115,13 +126,12 @@ def kernel_side(found: device.Records, *, name: str, facts: Mapping[str, str], s
         for row in found.measured
         if row.seconds_median > 0
     )  # fmt: skip
-    return Side(name=name, kind="kernels", values=values, facts=facts)
+    return Side(name=name, kind="kernels", values=values, facts=sidecar_facts(found.sidecar, found.path))
 
 
-def routes_side(found: kernel_routes.KernelRoutes, *, name: str, facts: Mapping[str, str], software: str) -> Side:
+def routes_side(found: kernel_routes.KernelRoutes, *, name: str) -> Side:
     """The side of `bench kernels`: one workload for each call, with the time of its fastest route."""
-    document = found.document
-    dev: Mapping[str, Any] = document["device"]
+    conditions = _conditions(found.document)
     values: list[SideValue] = []
     for row in found.rows:
         if row.forward_s is None or not row.is_fastest:
@@ -129,15 +139,13 @@ def routes_side(found: kernel_routes.KernelRoutes, *, name: str, facts: Mapping[
         passes = [p for p in (row.forward_s, row.backward_s) if p is not None]
         common: dict[str, Any] = {
             "workload": row.call, "statistic": Statistic.MEDIAN, "evidence": Evidence.MEASURED,
-            "conditions": {
-                "accelerator": dev.get("accelerator") or dev.get("name") or "", "software": software,
-                "software date": document["started"][:7], "precision": row.format, "engine": f"route {row.route}",
-            },
+            "conditions": {**conditions, "precision": row.format, "engine": f"route {row.route}"},
         }  # fmt: skip
         low, high = (sum(getattr(p, end) for p in passes) for end in ("low", "high"))
         values.append(SideValue(metric=KERNEL_TIME, value=row.seconds, low=low, high=high, **common))
         if row.roofline_ratio:
             values.append(SideValue(metric=ROOFLINE, value=row.roofline_ratio, **common))
+    facts = sidecar_facts(found.document, found.path)
     return Side(name=name, kind="kernel routes", values=tuple(values), facts=facts)
 
 

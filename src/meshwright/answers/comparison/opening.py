@@ -15,10 +15,11 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from meshwright import runfile
 from meshwright.answers.comparison.record_sides import read_side, record_folders
-from meshwright.answers.comparison.sides import Side, SideValue, Statistic
+from meshwright.answers.comparison.sides import Side, SideValue, Statistic, shortened
 from meshwright.catalog.lookup import run_file_names
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
@@ -132,14 +133,11 @@ def _median(same: Sequence[SideValue], *, workload: str) -> SideValue:
     if len(same) == 1:
         return replace(same[0], workload=workload)
     samples = sorted(v.value for v in same)
-    middle = len(samples) // 2
-    value = samples[middle] if len(samples) % 2 else (samples[middle - 1] + samples[middle]) / 2
     return replace(
-        same[0], workload=workload, value=value, samples=tuple(samples), statistic=Statistic.MEDIAN, sampled="record",
-        low=None, high=None,
+        same[0], workload=workload, value=median(samples), samples=tuple(samples), statistic=Statistic.MEDIAN,
+        sampled="record", low=None, high=None,
     )  # fmt: skip
 
 
-def _listed(texts: Sequence[str], *, most: int = 3) -> str:
-    once = list(dict.fromkeys(t for t in texts if t))
-    return "; ".join(once[:most]) + (f"; and {len(once) - most} more" if len(once) > most else "")
+def _listed(texts: Sequence[str]) -> str:
+    return shortened(list(dict.fromkeys(t for t in texts if t)), most=3)

@@ -126,7 +126,7 @@ def _claimed(found: Claim) -> SideValue:
         evidence = Evidence.EXTRAPOLATED
     return SideValue(
         workload=workload, metric=metric, value=found.value, evidence=evidence,
-        conditions=_stated(conditions, evidence), note=found.conditions,
+        conditions=sides.stated(conditions, evidence), note=found.conditions,
     )  # fmt: skip
 
 
@@ -159,7 +159,7 @@ def mlperf_side(pattern: str, *, name: str) -> Side:
             f"the sets of {mixed} are on several numbers of accelerators and have no mean", got=pattern,
             allowed=", ".join(f"@{n}" for n in sizes[mixed]), hint=f"mlperf:{text}@{sizes[mixed][0]}",
         )  # fmt: skip
-    listed = ", ".join(r.name for r in found[:4]) + (f" and {len(found) - 4} more" if len(found) > 4 else "")
+    listed = sides.shortened([r.name for r in found], most=4, separator=", ")
     names = (f"{r.num_accelerators or '?'} x {accelerator_name(r.accelerator)}" for r in found)
     facts = {
         "hardware": ", ".join(dict.fromkeys(names)), "software": "not in the logs",
@@ -195,7 +195,7 @@ def _submitted(benchmark: str, sets: list[MLPerfResult]) -> SideValue:
         workload=benchmark, metric=sides.TIME_TO_TRAIN, value=sum(s.score_min for s in sets) / len(sets),
         samples=tuple(samples), statistic=Statistic.OLYMPIC_MEAN if is_one else Statistic.MEAN,
         sampled="run" if is_one else "submitter's set", evidence=Evidence.MLPERF,
-        conditions=_stated(conditions, Evidence.MLPERF),
+        conditions=sides.stated(conditions, Evidence.MLPERF),
     )  # fmt: skip
 
 
@@ -252,7 +252,7 @@ def _point_value(point: PublishedPoint, *, asked: Mapping[str, str], replicas: i
     evidence = Evidence.PUBLISHED if replicas == 1 else Evidence.EXTRAPOLATED
     return SideValue(
         workload=f"{c.served.model.name}, {c.load.input_tokens:,} in, {c.load.output_tokens:,} out{load}",
-        metric=metric, value=c.measured * replicas, evidence=evidence, conditions=_stated(conditions, evidence),
+        metric=metric, value=c.measured * replicas, evidence=evidence, conditions=sides.stated(conditions, evidence),
         note="" if replicas == 1 else f"one published replica times {replicas}",
     )  # fmt: skip
 
@@ -279,7 +279,3 @@ def _query(text: str) -> dict[str, str]:
     if not found.get("replicas", "1").isdecimal() or int(found.get("replicas", "1")) < 1:
         raise InputError("replicas is no number", got=found["replicas"], allowed="1 or more")
     return found
-
-
-def _stated(conditions: Mapping[str, str], evidence: Evidence) -> dict[str, str]:
-    return {k: v for k, v in conditions.items() if v} | {"evidence": evidence.value}

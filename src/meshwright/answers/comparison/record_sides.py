@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from meshwright.answers.comparison import sides
@@ -154,14 +155,9 @@ def _training_conditions(done: TrainingRun) -> dict[str, str]:
         "tokens of a sequence": f"{run['sequence_length']:,}",
         "sequences of a step": f"{run['global_batch']:,}", "precision": run["precision"]["name"],
         "parallelism": run["plan_in_words"], "engine": engine,
-        "software": _software(software, engine), "software date": record["started"][:7],
+        "software": sides.software_text(software, engine), "software date": record["started"][:7],
         "FLOP rule": str(s.get("mfu_convention") or "").partition(";")[0],
     }  # fmt: skip
-
-
-def _software(software: Mapping[str, Any], engine: str) -> str:
-    shown = [n for n in (engine, "torch", "jax", "triton", "meshwright") if n in software]
-    return ", ".join(f"{n} {software[n]}" for n in shown)
 
 
 def _training_facts(done: TrainingRun) -> dict[str, str]:
@@ -201,7 +197,6 @@ def sweep_side(found: trainings.Trainings, *, name: str) -> Side:
     """The side of a sweep: each configuration with the medians of its runs as samples."""
     values: list[SideValue] = []
     side = found.sidecar
-    dev = side["device"] or {}
     measured = [r for r in found.rows if r.tokens_per_s_per_device]
     for configuration in dict.fromkeys(r.configuration for r in measured):
         rows = [r for r in measured if r.configuration == configuration]
@@ -209,12 +204,12 @@ def sweep_side(found: trainings.Trainings, *, name: str) -> Side:
         where = _Where(
             workload=f"{first.model}, {configuration}", evidence=Evidence.MEASURED,
             conditions={
-                "accelerator": dev.get("accelerator") or dev.get("name") or "", "devices": str(first.num_devices),
+                "accelerator": sides.accelerator_named(side["device"]), "devices": str(first.num_devices),
                 "model": first.model, "tokens of a sequence": f"{first.sequence_length:,}",
                 "sequences of a step": f"{first.global_batch:,}", "precision": first.precision,
                 "parallelism": first.plan, "engine": first.engine,
-                "software": _software(side["software"], first.engine), "software date": str(side["started"])[:7],
-                "FLOP rule": first.mfu_convention.partition(";")[0],
+                "software": sides.software_text(side["software"], first.engine),
+                "software date": str(side["started"])[:7], "FLOP rule": first.mfu_convention.partition(";")[0],
             },
         )  # fmt: skip
         rates = [float(r.tokens_per_s_per_device or 0) for r in rows]
@@ -223,22 +218,7 @@ def sweep_side(found: trainings.Trainings, *, name: str) -> Side:
             values.append(where.middle(sides.MFU, [float(r.mfu or 0) for r in rows], sampled="run"))
         if all(r.peak_memory_bytes for r in rows):
             values.append(where.value(sides.MEMORY, max(float(r.peak_memory_bytes or 0) for r in rows)))
-    return Side(name=name, kind="sweep of trainings", values=tuple(values), facts=_sidecar_facts(side, found.path))
-
-
-# --- kernels ---
-
-
-def _kernel_side(folder: Path, name: str) -> Side:
-    found = device.read(folder)
-    software = _software(found.sidecar["software"] or {}, "torch")
-    return kernel_side(found, name=name, facts=_sidecar_facts(found.sidecar, found.path), software=software)
-
-
-def _routes_side(folder: Path, name: str) -> Side:
-    found = kernel_routes.read_kernel_routes(folder)
-    software = _software(found.document["software"], "torch")
-    return routes_side(found, name=name, facts=_sidecar_facts(found.document, found.path), software=software)
+    return Side(name=name, kind="sweep of trainings", values=tuple(values), facts=sides.sidecar_facts(side, found.path))
 
 
 # --- serving ---
@@ -259,7 +239,7 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
             workload=f"{model}, {lengths}, {load}", evidence=Evidence.MEASURED,
             conditions={
                 "model": model, "tokens of a request": lengths, "load": load,
-                "accelerator": served.get("accelerator") or served.get("name") or "",
+                "accelerator": sides.accelerator_named(served),
                 "devices": str(served.get("count") or ""), "engine": str(server.get("name", "")),
                 "software": " ".join(str(server[k]) for k in ("name", "version") if server.get(k)),
                 "software date": str(side["started"])[:7],
@@ -275,7 +255,7 @@ def serving_side(found: serving.ServingRecords, *, name: str) -> Side:
                 values.append(where.middle(metric, medians, sampled="repeat"))
     return Side(
         name=name, kind="serving", values=tuple(v for v in values if v.value > 0),
-        facts=_sidecar_facts(side, found.folder / serving.CSV_NAME), cautions=tuple(_lost(found.points)),
+        facts=sides.sidecar_facts(side, found.folder / serving.CSV_NAME), cautions=tuple(_lost(found.points)),
     )  # fmt: skip
 
 
@@ -336,13 +316,10 @@ def ingest_side(found: ingest.IngestRecords, *, name: str) -> Side:
         values.append(where.middle(sides.INGEST_RATE, [p.num_chunks / p.wall_s for p in rows], sampled="repeat"))
         values.append(where.middle(sides.SEARCHABLE, [p.last_searchable_s or 0.0 for p in rows], sampled="repeat"))
     searched = [s for s in found.searches if s.recall is not None]
-    ways = dict.fromkeys((s.index, s.build, s.search, s.batch, s.threads) for s in searched)
-    for index, build, search, batch, threads in ways:
-        rows = [
-            s
-            for s in searched
-            if (s.index, s.build, s.search, s.batch, s.threads) == (index, build, search, batch, threads)
-        ]
+    ways: dict[tuple[Any, ...], list[ingest.IndexSearch]] = {}
+    for s in searched:
+        ways.setdefault((s.index, s.build, s.search, s.batch, s.threads), []).append(s)
+    for (index, build, search, batch, threads), rows in ways.items():
         parameters = ",".join(filter(None, (build, search)))
         where = _Where(
             workload=f"{index} {parameters}, {rows[0].num_vectors:,} vectors, {batch} queries, {threads} threads",
@@ -352,7 +329,7 @@ def ingest_side(found: ingest.IngestRecords, *, name: str) -> Side:
         values.append(where.middle(sides.SEARCH_LATENCY, [s.p50_s or 0.0 for s in rows], sampled="repeat"))
     kept = tuple(v for v in values if v.value > 0)
     return Side(
-        name=name, kind="ingestion", values=kept, facts=_sidecar_facts(side, found.folder / ingest.SIDECAR_NAME)
+        name=name, kind="ingestion", values=kept, facts=sides.sidecar_facts(side, found.folder / ingest.SIDECAR_NAME)
     )
 
 
@@ -367,7 +344,7 @@ def _mlperf_side(folder: Path, *, name: str) -> Side:
     logs = [read_log(path) for path in result_files(folder)]
     faults = [f"{log.path}:{f.line}: {f.problem}" for log in logs for f in log.faults]
     if faults:
-        raise InputError("; ".join(faults[:20]) + (f"; and {len(faults) - 20} more" if len(faults) > 20 else ""))
+        raise InputError(sides.shortened(faults, most=20))
     score = score_folder(folder)
     result = compared_scores([score])[0]
     minutes = [r.minutes * score.test.scaling for r in score.scored if r.minutes is not None]
@@ -397,7 +374,7 @@ class _Where:
 
     def __init__(self, *, workload: str, evidence: Evidence, conditions: Mapping[str, str]) -> None:
         self.workload, self.evidence = workload, evidence
-        self.conditions = {k: v for k, v in conditions.items() if v} | {"evidence": evidence.value}
+        self.conditions = sides.stated(conditions, evidence)
 
     def value(self, metric: Metric, value: float, *, samples: Sequence[float] = (), **more: Any) -> SideValue:
         return SideValue(
@@ -407,19 +384,7 @@ class _Where:
 
     def middle(self, metric: Metric, samples: Sequence[float], *, sampled: str) -> SideValue:
         """The median of the samples."""
-        ordered = sorted(samples)
-        middle = len(ordered) // 2
-        median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
-        return self.value(metric, median, samples=samples, statistic=Statistic.MEDIAN, sampled=sampled)
-
-
-def _sidecar_facts(side: Mapping[str, Any], path: Path) -> dict[str, str]:
-    dev = side.get("device") or {}
-    return {
-        "hardware": str(dev.get("name") or "not in the record"),
-        "software": ", ".join(f"{n} {v}" for n, v in (side.get("software") or {}).items()),
-        "date": str(side["started"])[:10], "command": " ".join(side.get("command") or ()), "file": str(path),
-    }  # fmt: skip
+        return self.value(metric, median(samples), samples=samples, statistic=Statistic.MEDIAN, sampled=sampled)
 
 
 def _is_positive(value: object) -> bool:
@@ -429,8 +394,8 @@ def _is_positive(value: object) -> bool:
 _READERS = {
     training.RECORD: lambda folder, name: training_side(read_training(folder), name=name),
     trainings.CSV_NAME: lambda folder, name: sweep_side(trainings.read(folder), name=name),
-    device.CSV_NAME: _kernel_side,
-    kernel_routes.NAME: _routes_side,
+    device.CSV_NAME: lambda folder, name: kernel_side(device.read(folder), name=name),
+    kernel_routes.NAME: lambda folder, name: routes_side(kernel_routes.read_kernel_routes(folder), name=name),
     ingest.SIDECAR_NAME: lambda folder, name: ingest_side(ingest.read_ingest(folder), name=name),
     serving.CSV_NAME: lambda folder, name: serving_side(serving.read_serving(folder), name=name),
 }

@@ -6,9 +6,15 @@ SideValue   one number of it, with samples or an interval, conditions and eviden
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from meshwright.catalog import lookup as catalog
+from meshwright.errors import UnknownNameError
+from meshwright.specs.hardware import Accelerator
 
 
 class Evidence(StrEnum):
@@ -98,6 +104,45 @@ class Side:
     def conditions(self, name: str) -> tuple[str, ...]:
         """The different values of one condition, in order."""
         return tuple(dict.fromkeys(v.conditions[name] for v in self.values if v.conditions.get(name)))
+
+
+def stated(conditions: Mapping[str, str], evidence: Evidence) -> dict[str, str]:
+    """Conditions of a value without those that are not stated, and its evidence."""
+    return {k: v for k, v in conditions.items() if v} | {"evidence": evidence.value}
+
+
+def shortened(texts: Sequence[str], *, most: int, separator: str = "; ") -> str:
+    """The first `most` texts in one, and the number of the others."""
+    more = f"{separator.strip(', ')} and {len(texts) - most} more" if len(texts) > most else ""
+    return separator.join(texts[:most]) + more
+
+
+def accelerator_named(device: Mapping[str, Any] | None) -> str:
+    """The accelerator of a record's device, or the name of a device that the catalogue lacks."""
+    return (device or {}).get("accelerator") or (device or {}).get("name") or ""
+
+
+def known_accelerator(name: str) -> Accelerator | None:
+    """The accelerator of a condition; None where it names none of the catalogue."""
+    try:
+        return catalog.accelerator(name.lower()) if name else None
+    except UnknownNameError:
+        return None
+
+
+def software_text(software: Mapping[str, Any] | None, engine: str) -> str:
+    """The packages of a record that decide its rates, with their versions."""
+    shown = [n for n in (engine, "torch", "jax", "triton", "meshwright") if n in (software or {})]
+    return ", ".join(f"{n} {(software or {})[n]}" for n in shown)
+
+
+def sidecar_facts(side: Mapping[str, Any], path: Path) -> dict[str, str]:
+    """Facts of the endnote of a record with a sidecar."""
+    return {
+        "hardware": str((side.get("device") or {}).get("name") or "not in the record"),
+        "software": ", ".join(f"{n} {v}" for n, v in (side.get("software") or {}).items()),
+        "date": str(side["started"])[:10], "command": " ".join(side.get("command") or ()), "file": str(path),
+    }  # fmt: skip
 
 
 CONDITIONS = (

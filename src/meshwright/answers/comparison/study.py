@@ -19,10 +19,9 @@ from meshwright.answers.comparison.ratios import (
     Verdict,
     mean_ratios,
 )
-from meshwright.answers.comparison.sides import MEMORY, Breakdown, Side
-from meshwright.catalog import lookup as catalog
+from meshwright.answers.comparison.sides import MEMORY, Breakdown, Side, known_accelerator, shortened
 from meshwright.catalog.accelerators import line_of_succession
-from meshwright.errors import InfeasibleError, InputError, UnknownNameError
+from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable
 from meshwright.result import Result
 from meshwright.specs.hardware import Accelerator
@@ -52,7 +51,41 @@ class SideComparison(Result):
     is_like_for_like: bool = False
 
     def to_dict(self) -> dict[str, Any]:
-        return jsonable(comparison_document(self))
+        document = {
+            "like_for_like": self.is_like_for_like,
+            "sides": [
+                {
+                    "name": s.name, "kind": s.kind, "facts": s.facts, "unreadable": s.unreadable,
+                    "values": [asdict(v) for v in s.values],
+                }
+                for s in self.sides
+            ],
+            "means": [
+                {
+                    "baseline": m.baseline, "side": m.other, "metric": m.metric, "unit": m.unit, "n": m.n,
+                    "geometric_mean": m.value, "low": m.low, "high": m.high, "leave_one_out_low": m.lowest,
+                    "leave_one_out_high": m.highest, "whole_time_ratio": m.whole_time,
+                    "verdicts": {r.workload: r.verdict for r in m.ratios}, "only_baseline": m.only_baseline,
+                    "only_side": m.only_other,
+                }
+                for m in self.means
+            ],
+            "ratios": self.to_rows(),
+            "differences": [{**asdict(d), "differs": d.differs} for d in self.differing],
+            "cautions": self.cautions,
+            "hardware": [asdict(h) for h in self.hardware],
+            "gaps": [
+                {
+                    "workload": g.workload, "baseline": g.baseline, "side": g.other, "total_s_per_token": g.total_s,
+                    "before": asdict(g.before), "after": asdict(g.after),
+                    "difference_s_per_token": {part: g.part_s(part) for part in PARTS},
+                }
+                for g in self.gaps
+            ],
+            "bootstrap": {"resamples": RESAMPLES, "random_state": RANDOM_STATE, "confidence": 0.95},
+            "endnotes": endnotes(self.sides),
+        }  # fmt: skip
+        return jsonable(document)
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each ratio: sides, metric, workload, values, ratio with its 95 % interval, verdict."""
@@ -113,47 +146,9 @@ def compare_sides(sides: Sequence[Side], *, is_like_for_like: bool = False) -> S
     )  # fmt: skip
 
 
-def comparison_document(found: SideComparison) -> dict[str, Any]:
-    """Sides with all values, ratios, means, differences, warnings, gaps, endnotes."""
-    return {
-        "like_for_like": found.is_like_for_like,
-        "sides": [
-            {
-                "name": s.name, "kind": s.kind, "facts": s.facts, "unreadable": s.unreadable,
-                "values": [asdict(v) for v in s.values],
-            }
-            for s in found.sides
-        ],
-        "means": [
-            {
-                "baseline": m.baseline, "side": m.other, "metric": m.metric, "unit": m.unit, "n": m.n,
-                "geometric_mean": m.value, "low": m.low, "high": m.high, "leave_one_out_low": m.lowest,
-                "leave_one_out_high": m.highest, "whole_time_ratio": m.whole_time,
-                "verdicts": {r.workload: r.verdict for r in m.ratios}, "only_baseline": m.only_baseline,
-                "only_side": m.only_other,
-            }
-            for m in found.means
-        ],
-        "ratios": found.to_rows(),
-        "differences": [{**asdict(d), "differs": d.differs} for d in found.differing],
-        "cautions": found.cautions,
-        "hardware": [asdict(h) for h in found.hardware],
-        "gaps": [
-            {
-                "workload": g.workload, "baseline": g.baseline, "side": g.other, "total_s_per_token": g.total_s,
-                "before": asdict(g.before), "after": asdict(g.after),
-                "difference_s_per_token": {part: g.part_s(part) for part in PARTS},
-            }
-            for g in found.gaps
-        ],
-        "bootstrap": {"resamples": RESAMPLES, "random_state": RANDOM_STATE, "confidence": 0.95},
-        "endnotes": endnotes(found.sides),
-    }  # fmt: skip
-
-
 def _workloads(side: Side) -> str:
     names = list(dict.fromkeys(f"{v.workload} [{v.metric.name}]" for v in side.values))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "") if names else "none"
+    return shortened(names, most=3, separator=", ") or "none"
 
 
 def endnotes(sides: Sequence[Side]) -> list[str]:
@@ -237,18 +232,11 @@ def hardware_ratios(means: Sequence[MeanRatio]) -> list[HardwareRatio]:
         ]
         if any(len(n) != 1 for n in names) or mean.metric not in ("throughput", "time to train", "output rate"):
             continue
-        older, newer = (_known(next(iter(n))) for n in names)
+        older, newer = (known_accelerator(next(iter(n))) for n in names)
         if older is None or newer is None or older.name == newer.name:
             continue
         found.append(_row(older, newer, mean))
     return found
-
-
-def _known(name: str) -> Accelerator | None:
-    try:
-        return catalog.accelerator(name.lower())
-    except UnknownNameError:
-        return None
 
 
 def _row(older: Accelerator, newer: Accelerator, mean: MeanRatio) -> HardwareRatio:

@@ -138,12 +138,6 @@ DEVICES = ("mi300x", "mi325x", "mi355x", "h100", "h200", "b200")
 MOST_DOUBLINGS = 5
 
 
-def on_each_device(name: str) -> Iterator[RunEstimate]:
-    """The run file `name`, which ships, on each of `DEVICES`; see `on_device`."""
-    for device in DEVICES:
-        yield on_device(name, device)
-
-
 def on_device(name: str, device: str) -> RunEstimate:
     """The planner's best plan of the run file `name` on nodes of `device`, with its estimate.
 
@@ -177,7 +171,7 @@ def run_files_document(name: str | None, *, predict: bool = False, advance: Adva
     rows = [_row(one, text(one)) | ({} if name is None else {"text": text(one)}) for one in names]
     if predict:
         for row in rows:
-            row["predictions"] = [_prediction(done) for done in on_each_device(row["name"])]
+            row["predictions"] = [_prediction(on_device(row["name"], device)) for device in DEVICES]
             advance(1)
     return {"runs": rows} if name is None else rows[0]
 

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-from meshwright.answers.comparison.sides import OUTPUT_RATE, THROUGHPUT, Side, SideValue
+from meshwright.answers.comparison.sides import OUTPUT_RATE, THROUGHPUT, Side, SideValue, known_accelerator
 from meshwright.answers.serving_question import PriceTerms
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.prices import Price, licences
-from meshwright.errors import InputError, UnknownNameError
+from meshwright.errors import InputError
 from meshwright.inference.price import HourPrice, owned
-from meshwright.specs.hardware import Accelerator
 from meshwright.units import HOUR_S
 
 UTILISATIONS = (0.5, 1.0)
@@ -95,7 +93,9 @@ def cost_rows(
 def unpriced(values: Sequence[SideValue], rows: Sequence[CostRow]) -> str:
     """A sentence that names the accelerators of the catalogue without a price; empty where all have one."""
     asked = dict.fromkeys(value.conditions.get("accelerator", "") for value in values)
-    missing = [name for name in asked if _known(name) is not None and name not in {row.accelerator for row in rows}]
+    missing = [
+        name for name in asked if known_accelerator(name) is not None and name not in {row.accelerator for row in rows}
+    ]
     return f"No price of {' and '.join(missing)} is known: --price USD gives one for all rows." if missing else ""
 
 
@@ -110,25 +110,21 @@ class Offer:
 
 def hour_prices(accelerator: str, terms: PriceTerms) -> list[tuple[HourPrice, Offer]]:
     """Prices of one device for one hour under the terms: the given one, the owned one, or the catalogue's offers."""
-    extra: dict[str, Any] = {
-        "licence_usd_per_device_year": terms.licence_usd_per_device_year,
-        "utilization": terms.utilization,
-    }
     if terms.usd_per_device_hour is not None:
-        price = HourPrice(usd_per_device_hour=terms.usd_per_device_hour, **extra)
+        price = HourPrice(usd_per_device_hour=terms.usd_per_device_hour, **terms.of_every_price)
         return [(price, Offer(name="price given", date="", source="given"))]
     regions = sorted({p.region for p in (*catalog.prices(), *catalog.market_prices()) if p.region})
     if terms.region is not None and terms.region.lower() not in (r.lower() for r in regions):
         raise InputError("no price is known in this region", got=terms.region, allowed=", ".join(regions))
-    device = _known(accelerator)
+    device = known_accelerator(accelerator)
     if device is None:
         return []
     if terms.ownership is not None:
         offer = Offer(name=f"owned for {terms.ownership.life_years:g} years", date="", source="terms given")
-        return [(owned(terms.ownership, device, **extra), offer)]
+        return [(owned(terms.ownership, device, **terms.of_every_price), offer)]
     return [
         (
-            HourPrice(usd_per_device_hour=p.usd_per_device_hour, source=p.source, **extra),
+            HourPrice(usd_per_device_hour=p.usd_per_device_hour, source=p.source, **terms.of_every_price),
             Offer(name=p.offer, date=p.date, source=p.source),
         )
         for p in offers(device.name)
@@ -179,18 +175,18 @@ def sensitivities(value: SideValue, terms: PriceTerms) -> list[CostSensitivity]:
     ends = [e for e in (*value.samples, value.low, value.high) if e]
     if ends:
         vary("tokens/s of a device", [(f"{r:,.0f}", base, r) for r in (min(ends), max(ends))])
-    own, device = terms.ownership, _known(value.conditions.get("accelerator", ""))
+    own, device = terms.ownership, known_accelerator(value.conditions.get("accelerator", ""))
     if own is not None and device is not None:
-        extra = {"licence_usd_per_device_year": terms.licence_usd_per_device_year, "utilization": terms.utilization}
+        shared = terms.of_every_price
         cases = [own.usd_per_kwh / ELECTRICITY_RATIO, own.usd_per_kwh * ELECTRICITY_RATIO]
         vary(
             "electricity",
-            [(f"{usd:g} USD/kWh", owned(replace(own, usd_per_kwh=usd), device, **extra), rate) for usd in cases],
+            [(f"{usd:g} USD/kWh", owned(replace(own, usd_per_kwh=usd), device, **shared), rate) for usd in cases],
         )
         lives = [own.life_years - 1, own.life_years + 1]
         vary(
             "years of life",
-            [(f"{y:g}", owned(replace(own, life_years=y), device, **extra), rate) for y in lives if y > 0],
+            [(f"{y:g}", owned(replace(own, life_years=y), device, **shared), rate) for y in lives if y > 0],
         )
     return sorted(found, key=lambda s: s.low - s.high)
 
@@ -205,10 +201,3 @@ def _row(value: SideValue, price: HourPrice, offer: Offer, *, tokens: float | No
         high=usd_per_million(price, min(ends)) if ends else None,
         usd_per_run=None if tokens is None else usd * tokens / 1e6,
     )  # fmt: skip
-
-
-def _known(name: str) -> Accelerator | None:
-    try:
-        return catalog.accelerator(name.lower()) if name else None
-    except UnknownNameError:
-        return None

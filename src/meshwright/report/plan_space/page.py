@@ -15,7 +15,7 @@ from typing import Any
 from meshwright.answers.cluster import setup_lines
 from meshwright.answers.components import COMPONENTS, bound_by, family, label
 from meshwright.answers.plan_ranking import PlanRanking
-from meshwright.answers.plan_rows import mfu_per_rate, plan_fields, plan_section, tokens_per_device
+from meshwright.answers.plan_rows import mfu_per_rate, plan_fields, tokens_per_device
 from meshwright.answers.provenance import calibration_sentence
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.errors import MeshwrightError
@@ -23,6 +23,7 @@ from meshwright.planner.scored import ScoredPlan, ScoredPlans
 from meshwright.report.figures import FAMILY_COLORS, MEMORY_COLORS
 from meshwright.report.html import PageSection, asset, document, paragraph, table, tiles
 from meshwright.runfile import pinned_text
+from meshwright.runfile.pinned import section_from_plan
 from meshwright.runfile.writing import MICRO_HERE, SECTION_HERE, plan_template
 from meshwright.specs.run import Run, with_plan
 from meshwright.units import gib
@@ -95,7 +96,7 @@ def page_data(scored: ScoredPlans, *, run: Run, command: str = "") -> dict[str, 
     return {
         "plan": [p.plan.describe() for p in plans],
         "fields": {name: _coded([f[name] for f in fields]) for name in fields[0]},
-        "sections": _coded([json.dumps(plan_section(p.plan)) for p in plans]),
+        "sections": _coded([json.dumps(section_from_plan(p.plan)) for p in plans]),
         "step_s": _rounded(p.step_s for p in plans),
         "spread": _rounded(p.spread for p in plans),
         "value": _rounded(p.value for p in plans),
