@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import sys
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments, runs
 from meshwright.api.question import Amount, AnyPath, Count, Flag, PlainText, Unchecked, answered_by_body, question
-from meshwright.api.runs import Overrides, RunSource, load_run
+from meshwright.api.runs import Overrides, RunSource, calibrating, load_run
 from meshwright.errors import InputError
 from meshwright.training.cpu_libraries import require_torch
 
@@ -263,7 +262,7 @@ def sweep_request(
     found = configurations(
         paths,
         sweeps=[parse_sweep(text) for text in (*sweeps, *([f"engine={','.join(engines)}"] if engines else []))],
-        overrides=[*([] if calibration is None else [f"calibration={json.dumps(calibration)}"]), *overrides],
+        overrides=[*calibrating(calibration), *overrides],
         steps=steps + warmup,
     )
     if all(configuration.engine == "native" for configuration in found):

@@ -150,11 +150,11 @@ def ingest_benchmark(*, out: Path | None, **asked: Any) -> IngestBenchmark:
 
     from meshwright.answers.ingest_result import IngestBenchmark
     from meshwright.bench.ingest.bench import facts, run_ingest
-    from meshwright.bench.ingest.prepare import prepare
+    from meshwright.bench.ingest.prepare import IngestWatch, prepare
     from meshwright.records.files import now
     from meshwright.records.ingest import IngestRecorder
 
-    watch = _Silent()
+    watch = IngestWatch()
     ready = prepare(request, watch=watch)
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "ingest" if out is None else out
@@ -251,16 +251,3 @@ def _encoder(value: str | None) -> tuple[Path | None, str]:
     if is_hub_name(value):
         return fetch(value, patterns=HUB_FILES, what="the encoder"), value
     raise InputError("no such encoder", got=value, allowed="a folder, OWNER/NAME on the hub, or `random`")
-
-
-class _Silent:
-    """Watcher that shows nothing."""
-
-    def begin(self, what: str, total: int | None) -> None:
-        pass
-
-    def advance(self, amount: int) -> None:
-        pass
-
-    def end(self, row: object) -> None:
-        pass

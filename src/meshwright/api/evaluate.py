@@ -15,8 +15,6 @@ from meshwright.training.cpu_libraries import require_torch
 
 if TYPE_CHECKING:
     from meshwright.answers.evaluation import Evaluation
-    from meshwright.training.evaluation.choices import ChoiceQuestion
-    from meshwright.training.trained_model import TrainedModel
 
 
 @question("meshwright.api.evaluate:evaluation")
@@ -73,10 +71,6 @@ def evaluate(
     return answered_by_body()
 
 
-_OF_TEXTS = ("sequence_length", "max_tokens")
-_OF_TASKS = ("limit", "num_fewshot", "task_folder")
-
-
 def evaluation(
     *,
     model: str,
@@ -84,78 +78,58 @@ def evaluation(
     choices: str | None,
     tasks: Sequence[str],
     batch: int,
-    step: int | Literal["best"] | None,
-    dtype: str | None,
-    tokenizer: str | None,
-    adapter: str | None,
     command: Sequence[str],
-    **limits: Any,
+    sequence_length: int | None,
+    max_tokens: int | None,
+    task_folder: str | None,
+    num_fewshot: int | None,
+    limit: int | None,
+    **of_model: Any,
 ) -> Evaluation:
-    """The answer to `evaluate`. `limits` are the settings of texts and of tasks."""
+    """The answer to `evaluate`. `of_model`: step, number format, tokenizer and adapter."""
     require_torch("evaluation")
-    from meshwright.training.evaluation.choices import read_questions
-    from meshwright.training.trained_model import load_trained
-
-    is_text = source is not None or not (choices or tasks)
-    _refuse_useless(limits, is_text=is_text, has_tasks=bool(tasks))
-    questions = None if choices is None else read_questions(Path(choices).expanduser())
-    trained = load_trained(model, step=step, dtype=dtype, tokenizer=tokenizer, adapter=adapter)
-    return _evaluate(trained, questions, tasks, source=source, limits=limits, batch=batch, command=tuple(command))
-
-
-def _refuse_useless(limits: Mapping[str, object], *, is_text: bool, has_tasks: bool) -> None:
-    """Refuse arguments of texts without a text, and of tasks without a task."""
-    text = "a text: a source, or neither choices nor tasks"
-    for subject, is_there, names in ((text, is_text, _OF_TEXTS), ("a task", has_tasks, _OF_TASKS)):
-        useless = [name for name in names if limits[name] is not None]
-        if useless and not is_there:
-            raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
-
-
-def _evaluate(
-    trained: TrainedModel,
-    questions: Sequence[ChoiceQuestion] | None,
-    tasks: Sequence[str],
-    *,
-    source: str | None,
-    limits: Mapping[str, Any],
-    batch: int,
-    command: tuple[str, ...],
-) -> Evaluation:
-    """All that was asked for, with checked arguments."""
     from meshwright.answers.evaluation import Evaluation
     from meshwright.training import telemetry
-    from meshwright.training.evaluation.choices import evaluate_choices
+    from meshwright.training.evaluation.choices import evaluate_choices, read_questions
     from meshwright.training.evaluation.harness import run_tasks
     from meshwright.training.evaluation.text import evaluate_text, open_texts
-    from meshwright.training.trained_model import model_document
+    from meshwright.training.trained_model import load_trained, model_document
 
-    is_text = source is not None or not (questions or tasks)
-    texts = open_texts(trained, source) if is_text else []
+    if source is None and (choices or tasks):
+        of_texts = {"sequence_length": sequence_length, "max_tokens": max_tokens}
+        _refuse_useless(of_texts, subject="a text: a source, or neither choices nor tasks")
+    if not tasks:
+        of_tasks = {"limit": limit, "num_fewshot": num_fewshot, "task_folder": task_folder}
+        _refuse_useless(of_tasks, subject="a task")
+    questions = None if choices is None else read_questions(Path(choices).expanduser())
+    trained = load_trained(model, **of_model)
+    texts = open_texts(trained, source) if source is not None or not (questions or tasks) else []
     begin_s = time.perf_counter()
-    of_texts = tuple(
-        evaluate_text(trained, text, length=limits["sequence_length"], batch=batch, max_tokens=limits["max_tokens"])
-        for text in texts
+    found = tuple(
+        evaluate_text(trained, text, length=sequence_length, batch=batch, max_tokens=max_tokens) for text in texts
     )
-    of_choices = None if questions is None else evaluate_choices(trained, questions, batch=batch)
-    of_tasks = None
+    answered = None if questions is None else evaluate_choices(trained, questions, batch=batch)
+    done = None
     if tasks:
-        folder = None if limits["task_folder"] is None else Path(limits["task_folder"]).expanduser()
-        of_tasks = run_tasks(
-            trained, tasks, folder=folder, num_fewshot=limits["num_fewshot"], limit=limits["limit"], batch=batch
-        )
+        folder = None if task_folder is None else Path(task_folder).expanduser()
+        done = run_tasks(trained, tasks, folder=folder, num_fewshot=num_fewshot, limit=limit, batch=batch)
     return Evaluation(
         model=model_document(trained),
-        texts=of_texts,
-        choices=of_choices,
-        tasks=of_tasks,
+        texts=found,
+        choices=answered,
+        tasks=done,
         seconds=time.perf_counter() - begin_s,
         device=telemetry.device_facts(trained.device, accelerator=None),
         software=telemetry.software_facts(),
-        command=command,
+        command=tuple(command),
         git_commit=telemetry.git_commit(Path.cwd()),
-        notes=trained.notes + tuple(_notes(of_texts, of_choices)),
+        notes=trained.notes + tuple(_notes(found, answered)),
     )
+
+
+def _refuse_useless(given: Mapping[str, object], *, subject: str) -> None:
+    if useless := [name for name, value in given.items() if value is not None]:
+        raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
 
 
 def _notes(texts: Sequence[Mapping[str, Any]], choices: Mapping[str, Any] | None) -> Iterator[str]:

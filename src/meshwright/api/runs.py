@@ -162,13 +162,18 @@ def load_run(source: RunSource, *, overrides: Overrides = ()) -> Run:
     return runfile.load(arguments.path("run", RUN.one("run", source)), overrides=changes)
 
 
+def calibrating(calibration: str | None) -> list[str]:
+    """The override of a run file that names a calibration; none without one."""
+    return [] if calibration is None else [f"calibration={json.dumps(calibration)}"]
+
+
 def planned_run(source: RunSource) -> Run:
     """Load a run to plan for. A run for this machine gets the installed calibration, if there is one."""
     from meshwright.calibration.device import installed_path
 
     run = load_run(source)
     if run.cluster is None and run.calibration is None and (installed := installed_path()).is_file():
-        return _reloaded(run, (f"calibration={json.dumps(str(installed))}", *run.overrides))
+        return _reloaded(run, (*calibrating(str(installed)), *run.overrides))
     return run
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from meshwright.answers.cluster import hardware_line
 from meshwright.answers.components import label
 from meshwright.answers.difference import PlanDifference
 from meshwright.answers.documents.plan import why_not_sentence
@@ -12,7 +11,16 @@ from meshwright.answers.explanation import Explanation, verdict_sentence
 from meshwright.answers.quantities import percent, rate, value_of
 from meshwright.api.plan import explain
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, bar_width, emitted_json, exit_unless, print_line, print_table, progress
+from meshwright.cli.output import (
+    Align,
+    bar_width,
+    emitted_json,
+    exit_unless,
+    print_hardware,
+    print_line,
+    print_table,
+    progress,
+)
 from meshwright.cli.run_input import run_from
 from meshwright.planner.estimate import PlanEstimate
 from meshwright.planner.explain import Difference
@@ -35,8 +43,7 @@ def run(*, asked: dict[str, Any], overrides: tuple[str, ...], **keys: Any) -> No
     with progress(f"explaining {run.name}"):
         answer = ask(explain, asked)
     if not emitted_json(answer):
-        if run.cluster is not None and (line := hardware_line(run.cluster)) is not None:
-            print_line(line)
+        print_hardware(run.cluster)
         _print(answer)
     exit_unless(answer.obstacle is None)
 

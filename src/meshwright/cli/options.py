@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,9 +145,9 @@ def write_option(*, help: str) -> Decorator:
     return file_option("--write", "write_path", metavar="OUT.yaml", help=help)
 
 
-def text_override(key: str, text: str | None) -> list[str]:
-    """An option's text as an override of the run file's `key`; none where the option is absent."""
-    return [] if text is None else [f"{key}={json.dumps(text)}"]
+def names_in(text: str | None) -> tuple[str, ...]:
+    """The names of an option that takes them between commas, each once; none where it is absent."""
+    return tuple(dict.fromkeys(name.strip() for name in (text or "").split(",") if name.strip()))
 
 
 def run_argument(*, required: bool = True) -> Decorator:
@@ -168,34 +167,29 @@ def budget_option(*, default: str, help: str) -> Decorator:
     )
 
 
-class LazyChoice(click.Choice):
-    """One of the names that a function, `module:function`, returns. It is called for a value and for the help."""
+PLANNING_NAMES = "meshwright.catalog.engines:planning_names"
+"""The function that returns the names of the installed engines, and `any`."""
 
-    def __init__(self, names: str) -> None:
-        self.names, self.case_sensitive = names, True
+
+class EngineChoice(click.Choice):
+    """An engine's name. Engines are looked for when there is a value, and for the help.
+
+    The message for another program has the way to plan for it.
+    """
+
+    def __init__(self) -> None:
+        self.case_sensitive = True
 
     @property
     def choices(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return load(self.names)()
-
-
-class EngineChoice(LazyChoice):
-    """An engine's name, whose message for another program has the way to plan for it."""
+        return load(PLANNING_NAMES)()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value not in self.choices:
             known = ", ".join(map(repr, self.choices))
-            self.fail(
-                f"{value!r} is not one of {known}; --engine any plans for other programs, with "
-                "every choice of a plan that the cost model knows",
-                param,
-                ctx,
-            )
+            any_engine = "--engine any plans for other programs, with every choice of a plan that the cost model knows"
+            self.fail(f"{value!r} is not one of {known}; {any_engine}", param, ctx)
         return super().convert(value, param, ctx)
-
-
-ENGINE = EngineChoice("meshwright.catalog.engines:planning_names")
-"""An installed engine, or `any`."""
 
 
 def numbers(

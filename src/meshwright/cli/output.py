@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from meshwright.answers.text_table import TextTable
+    from meshwright.specs.hardware import Cluster
 
 
 from meshwright.training.cpu_libraries import require_torch
@@ -142,6 +143,12 @@ def print_text_tables(tables: Iterable[TextTable]) -> None:
             for i, heading in enumerate(shown.headings)
         }
         print_table(columns, shown.rows, title=shown.title, caption=shown.caption or None)
+
+
+def print_hardware(cluster: Cluster | None) -> None:
+    """Print the hardware that a run or the options state in place of the catalogue's, if any."""
+    if cluster is not None and (line := load("meshwright.answers.cluster:hardware_line")(cluster)) is not None:
+        print_line(line)
 
 
 def bar_width(widest: int, *, table: int) -> int:

@@ -12,11 +12,11 @@ from meshwright.api import question as api
 from meshwright.api import runs
 from meshwright.api.arguments import MAX_COUNT
 from meshwright.cli.options import (
-    ENGINE,
     AmountRange,
     AmountType,
     CountRange,
     Decorator,
+    EngineChoice,
     StepType,
     SynonymChoice,
     option_group,
@@ -192,7 +192,7 @@ def _kind(parameter: api.QuestionParameter) -> click.ParamType:
         case api.OneOf():
             return SynonymChoice(parameter.values, synonyms=parameter.synonyms)
         case runs.EngineName():
-            return ENGINE
+            return EngineChoice()
         case api.Step():
             return StepType()
         case _:

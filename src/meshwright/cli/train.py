@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.api.question import question_of
-from meshwright.api.runs import load_run
+from meshwright.api.runs import calibrating, load_run
 from meshwright.api.train import take_training, train, train_options
-from meshwright.cli.options import text_override
 from meshwright.cli.output import (
     emit_json,
     emitted_json,
@@ -54,7 +53,7 @@ def run(
 ) -> None:
     """Prepare the engine, train, and report. Under a launcher only the first process reports."""
     started_s, given = time.time(), question_of(train).checked(asked)
-    overrides = [*text_override("calibration", calibration), *given.pop("overrides")]
+    overrides = [*calibrating(calibration), *given.pop("overrides")]
     run, force, branch = load_run(given.pop("run"), overrides=overrides), given.pop("force"), given["branch"]
     is_reporter = os.environ.get("RANK", "0") == "0"
     options = train_options(

@@ -7,8 +7,9 @@ import sys
 import click
 import pytest
 
+from meshwright.cli import options
 from meshwright.cli.main import group
-from meshwright.cli.options import LazyChoice, PathType, budget_option, numbers
+from meshwright.cli.options import EngineChoice, PathType, budget_option, numbers
 from meshwright.cli.question import JoinedType
 from meshwright.errors import InputError
 
@@ -40,17 +41,16 @@ def test_a_budget_is_in_seconds(text, seconds):
     assert command.make_context("probe", ["--budget", text]).params == {"budget_s": seconds}
 
 
-def test_a_lazy_choice_asks_each_time():
-    names = ["a"]
-    choice = LazyChoice("tests_probe:names")
-    choice_module = type("Module", (), {"names": staticmethod(lambda: tuple(names))})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "tests_probe", choice_module)
-        assert choice.choices == ("a",)
-        names.append("b")
-        assert choice.convert("b", None, None) == "b"
-        with pytest.raises(click.BadParameter):
-            choice.convert("c", None, None)
+def test_engines_are_looked_for_each_time(monkeypatch):
+    names, choice = ["a"], EngineChoice()
+    module = type("Module", (), {"names": staticmethod(lambda: tuple(names))})
+    monkeypatch.setitem(sys.modules, "tests_probe", module)
+    monkeypatch.setattr(options, "PLANNING_NAMES", "tests_probe:names")
+    assert choice.choices == ("a",)
+    names.append("b")
+    assert choice.convert("b", None, None) == "b"
+    with pytest.raises(click.BadParameter, match="--engine any"):
+        choice.convert("c", None, None)
 
 
 @pytest.mark.parametrize("text", ["", ",", "16,,32", ",16"])

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -53,8 +53,8 @@ class IngestRequest:
     seed: int = 0
 
 
-class IngestWatch(Protocol):
-    """Receiver of progress."""
+class IngestWatch:
+    """Receiver of progress; this one shows none."""
 
     def begin(self, what: str, total: int | None) -> None: ...
     def advance(self, amount: int) -> None: ...

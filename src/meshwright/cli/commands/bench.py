@@ -20,6 +20,7 @@ from meshwright.cli.options import (
     file_option,
     folder_option,
     html_option,
+    names_in,
     numbers,
     seconds_option,
 )
@@ -178,7 +179,7 @@ def kernels(
 
 
 def _names(text: str, option: str, known: Any) -> Sequence[str]:
-    names = list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    names = names_in(text)
     if not names:
         raise InputError(f"{option} names none", allowed=None if known is None else ", ".join(known))
     for name in names:
@@ -265,13 +266,9 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     help="Tokens of a prompt: 128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
 )  # fmt: skip
 @click.option(
-    "--output-tokens",
-    "outputs",
-    default="128",
-    show_default=True,
-    metavar="LENGTH",
+    "--output-tokens", "outputs", default="128", show_default=True, metavar="LENGTH",
     help="Tokens of an answer, likewise.",
-)
+)  # fmt: skip
 @file_option(
     "--prompts", "prompts_path", metavar="FILE.jsonl",
     help="Prompts or lengths, with times for a trace; one JSON mapping a line.",
@@ -304,18 +301,14 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     help="Inter-token latency of the best load: per request, or over all gaps between chunks.",
 )  # fmt: skip
 @click.option(
-    "--search",
-    is_flag=True,
+    "--search", is_flag=True,
     help="Search the highest concurrency whose medians are under --itl-bound and --ttft-bound.",
-)
+)  # fmt: skip
 @request_timeout_option(default=600.0)
 @seconds_option(
-    "--idle-timeout",
-    "idle_timeout_s",
-    low=0.1,
-    default=120.0,
+    "--idle-timeout", "idle_timeout_s", low=0.1, default=120.0,
     help="Time without a byte from the server after which one request is given up.",
-)
+)  # fmt: skip
 @count_option(
     "--retries", "num_retries", low=0, high=100, default=0,
     help="Send a request again up to N times after HTTP 429 or 503: when Retry-After says, or after 1, 2, 4 ... s.",

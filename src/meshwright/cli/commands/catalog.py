@@ -43,17 +43,12 @@ def command(*, kind: str, name: str | None, predict: bool) -> None:
 
     Without NAME: a table of all. With NAME: all values of one entry, their sources, and where sources disagree.
     """
-    if kind == "claims":
-        _claims(name, predict=predict)
+    predicted, of_files = {"claims": _claims, "runs": _run_files}, {"template": _template, "check": _check}
+    if kind in predicted:
+        predicted[kind](name, predict=predict)
         return
-    if kind == "runs":
-        _run_files(name, predict=predict)
-        return
-    if kind == "template":
-        _template(name)
-        return
-    if kind == "check":
-        _check(name)
+    if kind in of_files:
+        of_files[kind](name)
         return
     if predict:
         raise InputError("--predict is for claims and runs", got=kind, allowed="claims, runs")

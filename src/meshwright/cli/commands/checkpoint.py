@@ -9,7 +9,7 @@ import click
 
 from meshwright import runfile
 from meshwright.cli.options import PathType, StepType
-from meshwright.cli.output import emit, exit_unless, load_with_torch, note, print_line, print_table
+from meshwright.cli.output import Align, emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
 from meshwright.specs.run import Run
@@ -66,19 +66,10 @@ def command(
     folder = where if run is None else _folder_of(run)
     if kind == "from-hf" and run is None:
         raise InputError("from-hf needs the run file, which says the model", got=str(where), allowed="RUN.yaml")
-    options: dict[str, Any] = {
-        "show": {"run": run, "step": step},
-        "verify": {"step": step},
-        "to-hf": {
-            "run": run,
-            "weights": weights,
-            "step": step,
-            "dtype": dtype,
-            "merge": merge,
-            "dequantised": dequantised,
-        },
-        "from-hf": {"run": run, "weights": weights},
-    }[kind]
+    options: dict[str, Any] = {} if kind == "verify" else {"run": run}
+    options |= {} if kind == "from-hf" else {"step": step}
+    options |= {} if weights is None else {"weights": weights}
+    options |= {"dtype": dtype, "merge": merge, "dequantised": dequantised} if kind == "to-hf" else {}
     name = kind.replace("-", "_")
     act = load_with_torch(f"meshwright.cli.checkpoint_torch:{name}", what="a checkpoint")
     document: Document = act(folder, **options)
@@ -118,19 +109,9 @@ def _print_show(document: Document) -> None:
         size = format_bytes(saved["bytes"])
         best = "best" if saved["is_best"] else ""
         rows.append((f"{saved['step']:,}", best, tokens, saved["model"], saved["plan"], size, saved["date"]))
-    print_table(
-        {
-            "step": "right",
-            "": "left",
-            "tokens": "right",
-            "model": "left",
-            "plan": "left",
-            "size": "right",
-            "date": "left",
-        },
-        rows,
-        title=str(document["folder"]),
-    )
+    columns: dict[str, Align] = {"step": "right", "": "left", "tokens": "right", "model": "left", "plan": "left"}
+    columns |= {"size": "right", "date": "left"}
+    print_table(columns, rows, title=str(document["folder"]))
 
 
 def _print_verify(document: Document) -> None:

@@ -9,17 +9,8 @@ from typing import Any
 
 import click
 
-from meshwright.cli.options import PathType, count_option, file_option, root_option
-from meshwright.cli.output import (
-    emit_json,
-    emitted_json,
-    exit_unless,
-    print_line,
-    print_table,
-    progress,
-    styled,
-    wants_json,
-)
+from meshwright.cli.options import PathType, count_option, file_option, names_in, root_option
+from meshwright.cli.output import emitted_json, exit_unless, print_line, print_table, progress, styled
 from meshwright.cli.verbs import verb
 from meshwright.doctor.checks import GROUP_NAMES, Node
 from meshwright.doctor.compare import NodeComparison, compare, read_report
@@ -30,6 +21,7 @@ from meshwright.doctor.pairs import PairRates, measure_pairs
 from meshwright.doctor.verdict import CheckVerdict, limits
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.files import write_atomically
+from meshwright.json_values import picked
 from meshwright.units import parse_memory
 
 PAIR_TIMEOUT_S = 120.0
@@ -135,7 +127,7 @@ def command(
 
 
 def _chosen(only: str | None, skip: str | None) -> tuple[str, ...]:
-    wanted, unwanted = (tuple(n.strip() for n in (t or "").split(",") if n.strip()) for t in (only, skip))
+    wanted, unwanted = names_in(only), names_in(skip)
     for name in (*wanted, *unwanted):
         if name not in GROUP_NAMES:
             raise UnknownNameError("group of checks", name, known=GROUP_NAMES)
@@ -223,12 +215,7 @@ def _number(value: float) -> str:
 def _compare(paths: tuple[Path, ...], exclude_file: Path | None) -> None:
     found = compare([read_report(path) for path in paths])
     _write_excluded(found.exclude, exclude_file)
-    if wants_json():
-        emit_json({
-            "hosts": found.hosts, "failed": found.failed, "outliers": found.outliers, "undecided": found.undecided,
-            "majority": found.majority, "exclude": found.exclude,
-        })  # fmt: skip
-    else:
+    if not emitted_json(picked(found, "hosts", "failed", "outliers", "undecided", "majority", "exclude")):
         _show_comparison(found)
     exit_unless(not found.exclude)
 

@@ -23,6 +23,7 @@ from meshwright.cli.output import (
     emitted_json,
     exit_unless,
     note,
+    print_hardware,
     print_line,
     print_table,
     print_text_tables,
@@ -30,7 +31,6 @@ from meshwright.cli.output import (
 )
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
-from meshwright.targets import load
 from meshwright.units import gib
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from meshwright.answers.serving_calibration import ServingCalibrationResult
     from meshwright.answers.serving_capacity import ServingCapacity
     from meshwright.answers.serving_plan import ServingPlan
-    from meshwright.specs.hardware import Cluster
 
 SHOWN_LAYOUTS, SHOWN, EXPLAINED = 8, 5, 20
 
@@ -225,12 +224,6 @@ def _print_capacity(found: ServingCapacity) -> None:
         )
         print_line()
     note(*found.notes)
-
-
-def print_hardware(cluster: Cluster) -> None:
-    """Print the hardware that the options state, if any."""
-    if line := load("meshwright.answers.cluster:hardware_line")(cluster):
-        print_line(line)
 
 
 def _print_price(found: ServingPlan) -> None:

@@ -20,12 +20,9 @@ if TYPE_CHECKING:
 
 @verb("kernels inspect")
 @click.option(
-    "--op",
-    "ops",
-    multiple=True,
-    metavar="OPERATION",
+    "--op", "ops", multiple=True, metavar="OPERATION",
     help="Only kernels of this operation. May be repeated.  [default: all]",
-)
+)  # fmt: skip
 @click.option(
     "--architecture", "names", multiple=True, metavar="NAME",
     help="Only this architecture: sm90, sm100, gfx942, gfx950. May be repeated.  [default: all]",

@@ -43,11 +43,9 @@ _SHOWN = 60
 
 @verb("mlperf run", question="meshwright.api.run_benchmark:mlperf_run")
 @click.option(
-    "--shape",
-    "is_shape",
-    is_flag=True,
+    "--shape", "is_shape", is_flag=True,
     help="Train the benchmark's shapes on random tokens for --steps: a rate, and no result.",
-)
+)  # fmt: skip
 @count_option("--steps", "num_steps", high=10_000, default=20, help="Steps of --shape.")
 @click.option("--dry-run", is_flag=True, help="Check everything and print the run file; train nothing.")
 def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from meshwright.api.question import ask
 from meshwright.api.scale import scale
 from meshwright.cli.options import html_option
-from meshwright.cli.output import emitted_json, note, print_line, print_text_tables, progress, write_page
+from meshwright.cli.output import emitted_json, note, print_hardware, print_text_tables, progress, write_page
 from meshwright.cli.question import key_options
 from meshwright.cli.run_input import take_run
 from meshwright.cli.verbs import verb
@@ -35,6 +35,5 @@ def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path |
     note(*report.notes)
     write_page("meshwright.report.scale:scale_page", report, path=html_path)
     if not emitted_json(report):
-        if (line := load("meshwright.answers.cluster:hardware_line")(report.study.request.cluster)) is not None:
-            print_line(line)
+        print_hardware(report.study.request.cluster)
         print_text_tables(load("meshwright.report.scale:tables_of")(report))

@@ -15,6 +15,7 @@ from meshwright.cli.options import (
     count_option,
     file_option,
     html_option,
+    names_in,
     numbers,
     root_option,
     run_argument,
@@ -22,7 +23,6 @@ from meshwright.cli.options import (
     write_option,
 )
 from meshwright.cli.output import (
-    emit_json,
     emitted_json,
     exit_unless,
     load_with_torch,
@@ -77,27 +77,20 @@ def system(
         outcome = restore(host, state=state)
         document = {"mode": "restore", "state": state, **_outcome(outcome)}
     else:
-        values = settings.survey(host, settings.choose(only=_names(only), skip=_names(skip)))
+        values = settings.survey(host, settings.choose(only=names_in(only), skip=names_in(skip)))
         seen = settings.notes(host)
         outcome = None
         document = {"mode": "dry run", "state": state, "settings": _rows(values), "notes": seen}
+        if not wants_json():
+            _show_settings(values, seen, why=why)
         if is_apply:
-            if not wants_json():
-                _show_settings(values, seen, why=why)
             outcome = apply(host, values, state=state)
             document |= {"mode": "apply", **_outcome(outcome)}
         elif not wants_json():
-            _show_settings(values, seen, why=why)
             _show_dry_run(values)
-    if wants_json():
-        emit_json(document)
-    elif outcome is not None:
+    if not emitted_json(document) and outcome is not None:
         _show_outcome(outcome, state, is_restore=is_restore)
     exit_unless((outcome is None or outcome.is_done) and not (is_apply and _nothing_was_possible(document)))
-
-
-def _names(text: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
 
 
 # --- the document ---
@@ -106,7 +99,7 @@ def _names(text: str | None) -> tuple[str, ...]:
 def _rows(values: list[SettingValue]) -> list[Document]:
     """One row per setting, with its files."""
     rows = []
-    for setting, own in _by_setting(values):
+    for setting, own in _by_setting(values).items():
         about = asdict(setting) | {"comparison": setting.comparison.value}
         kept = [
             {"path": v.path, "current": v.current, "target": v.target, "action": v.action, "reason": v.reason}
@@ -116,10 +109,11 @@ def _rows(values: list[SettingValue]) -> list[Document]:
     return rows
 
 
-def _by_setting(values: list[SettingValue]) -> list[tuple[KernelSetting, list[SettingValue]]]:
-    names = dict.fromkeys(v.setting.name for v in values)
-    grouped = [[v for v in values if v.setting.name == name] for name in names]
-    return [(own[0].setting, own) for own in grouped]
+def _by_setting(values: list[SettingValue]) -> dict[KernelSetting, list[SettingValue]]:
+    found: dict[KernelSetting, list[SettingValue]] = {}
+    for value in values:
+        found.setdefault(value.setting, []).append(value)
+    return found
 
 
 def _outcome(outcome: TuningOutcome) -> Document:
@@ -142,7 +136,7 @@ def _nothing_was_possible(document: Document) -> bool:
 
 
 def _show_settings(values: list[SettingValue], seen: list[SystemNote], *, why: bool) -> None:
-    rows = [_cells(setting, own) for setting, own in _by_setting(values)]
+    rows = [_cells(setting, own) for setting, own in _by_setting(values).items()]
     print_table({"setting": "left", "files": "right", "now": "left", "wanted": "left", "": "left"}, rows)
     if seen:
         print_line()
@@ -155,7 +149,7 @@ def _show_settings(values: list[SettingValue], seen: list[SystemNote], *, why: b
             if n.is_well is False:
                 print_line(f"{n.name}: {n.why}; {n.how}.")
     if why:
-        for setting, _ in _by_setting(values):
+        for setting in _by_setting(values):
             print_line()
             print_line(setting.name, style="bold")
             print_line(f"Benefit: {setting.why}. Risk: {setting.risk}.")
