@@ -16,7 +16,7 @@ from meshwright.answers.documents.plan import plan_document, request_document, s
 from meshwright.answers.run_estimate import estimate_run, require_fit, require_legal
 from meshwright.engines.choice import is_exported
 from meshwright.errors import InfeasibleError
-from meshwright.json_values import jsonable
+from meshwright.json_values import jsonable, picked
 from meshwright.planner import RankedPlan, WhyNot, why_not
 from meshwright.planner.choice import best_plans, free_request, goal_of, holding_software
 from meshwright.planner.estimate import PlanEstimate, estimate_plan
@@ -68,9 +68,7 @@ class Explanation(Result):
             "difference": None,
             "memory_limit": self.limit and {
                 **plan_document(self.limit.plan),
-                "step_s": self.limit.step_s,
-                "needed_gib": self.limit.needed_gib,
-                "available_gib": self.limit.available_gib,
+                **picked(self.limit, "step_s", "needed_gib", "available_gib"),
             },
             "why_not": [why_not_document(a) for a in self.why_not],
         }  # fmt: skip

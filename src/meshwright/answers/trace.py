@@ -22,20 +22,13 @@ from meshwright.files import write_atomically
 
 PIPELINE_PROCESS, EXTRA_PROCESS = 1, 2
 
-_NAMES = {OpKind.FORWARD: "F", OpKind.BACKWARD_INPUT: "B", OpKind.BACKWARD_WEIGHT: "W", OpKind.BACKWARD: "BW"}
-_CATEGORIES = {
-    OpKind.FORWARD: "forward",
-    OpKind.BACKWARD_INPUT: "backward input",
-    OpKind.BACKWARD_WEIGHT: "backward weight",
-    OpKind.BACKWARD: "backward",
+_KINDS = {  # short name, category, and its colour by a name that the trace viewer reserves
+    OpKind.FORWARD: ("F", "forward", "thread_state_running"),
+    OpKind.BACKWARD_INPUT: ("B", "backward input", "thread_state_runnable"),
+    OpKind.BACKWARD_WEIGHT: ("W", "backward weight", "thread_state_iowait"),
+    OpKind.BACKWARD: ("BW", "backward", "rail_animation"),
 }
-_COLORS = {  # names reserved by the trace viewer
-    "forward": "thread_state_running",
-    "backward input": "thread_state_runnable",
-    "backward weight": "thread_state_iowait",
-    "backward": "rail_animation",
-    "overlapped pair": "rail_response",
-}
+_COLORS = {category: color for _, category, color in _KINDS.values()} | {"overlapped pair": "rail_response"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,7 +96,7 @@ def _operations(timeline: Timeline) -> Iterator[dict[str, Any]]:
     for op in range(graph.num_ops):
         if op in hidden:
             continue
-        name, category = _label(graph, op), _CATEGORIES[OpKind(int(graph.kind[op]))]
+        name, category = _label(graph, op), _KINDS[OpKind(int(graph.kind[op]))][1]
         if op in partner:
             name, category = f"{_label(graph, partner[op])} & {name}", "overlapped pair"
         rank, stage = int(graph.rank[op]), int(graph.stage[op])
@@ -113,7 +106,7 @@ def _operations(timeline: Timeline) -> Iterator[dict[str, Any]]:
 
 
 def _label(graph: EventGraph, op: int) -> str:
-    label = f"{_NAMES[OpKind(int(graph.kind[op]))]} mb{graph.micro_batch[op]}"
+    label = f"{_KINDS[OpKind(int(graph.kind[op]))][0]} mb{graph.micro_batch[op]}"
     has_chunks = len(graph.shape.stages_of(0)) > 1
     return f"{label} chunk{_chunk(graph, op)}" if has_chunks else label
 

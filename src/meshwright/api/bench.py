@@ -100,21 +100,18 @@ def device_measurements(**asked: Any) -> DeviceMeasurements:
 
 def device_request(
     *,
-    run: RunSource | None,
-    overrides: Sequence[str],
-    model: str | None,
-    sequence_length: int,
     families: Sequence[str],
     budget: float | str,
     out: str | Path,
     resume: bool,
     num_processes: Sequence[int],
     command: Sequence[str],
+    **of_workload: Any,
 ) -> tuple[DeviceBenchRequest, Any, DeviceRecorder]:
     """Check the arguments of `bench_device`, find the device (a `torch.device`) and open the records."""
     budget_s = arguments.seconds("--budget", budget)
     chosen = _families(families)
-    workload = _workload(run, overrides, model, sequence_length)
+    workload = _workload(**of_workload)
     require_torch("measuring a device")
 
     from meshwright.bench.device import DeviceBenchRequest, fewer_threads, sidecar_of
@@ -147,7 +144,7 @@ def _families(names: Sequence[str]) -> list[PointFamily]:
 
 
 def _workload(
-    run: RunSource | None, overrides: Sequence[str], model: str | None, sequence_length: int
+    *, run: RunSource | None, overrides: Sequence[str], model: str | None, sequence_length: int
 ) -> Workload | None:
     """The model and plan whose shapes are measured first; None for the grid of shapes only."""
     from meshwright.catalog import lookup as catalog

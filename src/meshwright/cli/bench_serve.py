@@ -13,17 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog import lookup as catalog
-from meshwright.cli.output import (
-    LiveLine,
-    emit_json,
-    emitted_json,
-    note,
-    print_line,
-    print_text_tables,
-    say,
-    wants_json,
-    write_html,
-)
+from meshwright.cli import output
 from meshwright.doctor.checks import Node
 from meshwright.doctor.devices import find_devices
 from meshwright.doctor.examine import facts
@@ -90,9 +80,9 @@ def show_results(options: dict[str, Any]) -> None:
     read = load("meshwright.bench.serving.importers:read_results_of")
     found = [result for path in options["results"] for result in read(path)]
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
-    if emitted_json(load("meshwright.report.serving:results_document")(found, bound_s=bound_s)):
+    if output.emitted_json(load("meshwright.report.serving:results_document")(found, bound_s=bound_s)):
         return
-    print_text_tables(load("meshwright.report.serving:results_tables")(found, bound_s=bound_s))
+    output.print_text_tables(load("meshwright.report.serving:results_tables")(found, bound_s=bound_s))
 
 
 def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: dict[str, Any] | None = None) -> None:
@@ -106,14 +96,14 @@ def measure(request: ServingBenchRequest, options: dict[str, Any], *, server: di
         resume=options["resume"],
     )
     if options["resume"]:
-        note(f"{len(recorder.points)} loads were measured before")
+        output.note(f"{len(recorder.points)} loads were measured before")
     if fault := request.source.prefix_fault:
-        note(fault)
+        output.note(fault)
     watch = LoadWatch()
     try:
         outcome = measure_loads(request, recorder=recorder, begin=watch.begin, done=watch.end)
     except KeyboardInterrupt:
-        note(f"{len(recorder.points)} loads are in {recorder.path}, the last one as far as it came")
+        output.note(f"{len(recorder.points)} loads are in {recorder.path}, the last one as far as it came")
         raise
     finally:
         recorder.save(ended=now())
@@ -138,11 +128,11 @@ def _report(
     bound_s = (options["itl_ms"] or DEFAULT_BOUND_MS) / 1e3
     found = outcome.summaries
     page = "meshwright.report.serving:serving_page"
-    write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
+    output.write_html(page, found, sidecar=recorder.sidecar, bound_s=bound_s, path=options["html_path"])
     document = load("meshwright.report.serving:serving_document")(found, bound_s=bound_s)
     search = request.search and asdict(request.search)
-    if wants_json():
-        emit_json(
+    if output.wants_json():
+        output.emit_json(
             {
                 "records": recorder.path,
                 "endpoint": recorder.sidecar["endpoint"],
@@ -152,16 +142,18 @@ def _report(
             }
         )
     else:
-        print_text_tables(load("meshwright.report.serving:tables")(found, bound_s=bound_s))
-        print_line()
+        output.print_text_tables(load("meshwright.report.serving:tables")(found, bound_s=bound_s))
+        output.print_line()
         if request.search is not None:
             best = f"The highest concurrency under the bounds is {outcome.found}."
-            print_line("No concurrency is under the bounds." if outcome.found is None else best)
-        print_line(f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else ""))
-    note(*load("meshwright.report.serving:cautions")(found))
+            output.print_line("No concurrency is under the bounds." if outcome.found is None else best)
+        output.print_line(
+            f"Records: {recorder.path}" + (f"; page: {options['html_path']}" if options["html_path"] else "")
+        )
+    output.note(*load("meshwright.report.serving:cautions")(found))
     refused = _refused_field(found, recorder)
     if refused:
-        note(f"the server refused a field of requests; the option {refused} may help")
+        output.note(f"the server refused a field of requests; the option {refused} may help")
     if not any(summary.usable for summary in found):
         raise InfeasibleError(
             f"no load could be measured: {found[0].refusal if found else 'none was tried'}",
@@ -208,7 +200,7 @@ def _changed(endpoint: Endpoint) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value}
 
 
-class LoadWatch(LiveLine):
+class LoadWatch(output.LiveLine):
     """Show on stderr what each load measured."""
 
     def begin(self, asked: Load, repeat: int) -> None:
@@ -218,7 +210,7 @@ class LoadWatch(LiveLine):
     def end(self, point: ServingPoint) -> None:
         """A load was measured."""
         self.clear()
-        say(load("meshwright.report.serving:point_line")(point))
+        output.say(load("meshwright.report.serving:point_line")(point))
 
 
 # --- the devices behind a server ---

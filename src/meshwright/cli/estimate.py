@@ -21,18 +21,7 @@ from meshwright.api.estimate import estimate, estimate_memory
 from meshwright.api.question import ask
 from meshwright.api.runs import KEYS
 from meshwright.catalog.prices import market_sentence
-from meshwright.cli.output import (
-    Align,
-    bar_width,
-    emit,
-    note,
-    print_line,
-    print_table,
-    print_text_tables,
-    progress,
-    write,
-    write_page,
-)
+from meshwright.cli import output
 from meshwright.cli.run_input import take_run
 from meshwright.cost.memory import memory_parts
 from meshwright.errors import InputError
@@ -77,14 +66,14 @@ def run(
         )
     of_estimate: dict[str, Any] = {"run": run_path, "overrides": overrides}
     run = take_run(of_estimate, **keys, **of_run)
-    with progress(f"estimating {run.name}"):
+    with output.progress(f"estimating {run.name}"):
         done = ask(estimate, of_estimate)
     if done.chosen is not None:
-        note(f"the run leaves the plan open; the planner chose {done.plan.describe()}")
-    note(*done.notes)
-    write(trace_path, lambda path: _write_trace(done, path))
-    write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
-    emit(done, _print)
+        output.note(f"the run leaves the plan open; the planner chose {done.plan.describe()}")
+    output.note(*done.notes)
+    output.write(trace_path, lambda path: _write_trace(done, path))
+    output.write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
+    output.emit(done, _print)
 
 
 def _require_model(model: str | None, *, given: str | None) -> None:
@@ -138,21 +127,21 @@ def _write_trace(done: RunEstimate, path: Path) -> None:
 
 def _print(done: RunEstimate) -> None:
     request = done.request
-    print_line(f"{request.model.name} on {done.run.cluster_name}: {done.plan.describe()}", style="bold")
+    output.print_line(f"{request.model.name} on {done.run.cluster_name}: {done.plan.describe()}", style="bold")
     num_micro = done.plan.num_micro_batches(request.global_batch)
-    print_line(
+    output.print_line(
         f"{request.global_batch:,} sequences of {request.seq_len:,} tokens, {request.precision.name}, engine "
         f"{request.engine}, {num_micro} {'micro-batch' if num_micro == 1 else 'micro-batches'} a step"
     )
     for line in setup_lines(request, done.plan):
-        print_line(line)
-    print_line()
+        output.print_line(line)
+    output.print_line()
     _print_headline(done)
     _print_components(done)
     _print_memory(done)
     if done.plan.pipeline > 1:
-        print_text_tables([rank_memory_table(done.memory_of_ranks)])
-        print_line()
+        output.print_text_tables([rank_memory_table(done.memory_of_ranks)])
+        output.print_line()
     _print_stages(done)
     _print_training(done)
 
@@ -164,25 +153,25 @@ def _print_headline(done: RunEstimate) -> None:
         ("tokens/s/device", value_of(step.tokens_per_s_per_device), interval_of(step.tokens_per_s_per_device)),
         ("MFU (causal attention, dense peak)", value_of(step.mfu), interval_of(step.mfu)),
     ]
-    print_table({"": "left", "estimate": "right", "80 % interval": "right"}, rows)
+    output.print_table({"": "left", "estimate": "right", "80 % interval": "right"}, rows)
     largest = sorted(done.estimate.uncertainty.items(), key=lambda item: -item[1])[:MAX_UNCERTAINTIES]
     causes = "; ".join(f"{100 * share:.0f} % {input_meaning(name)}" for name, share in largest if share >= LEAST_SHARE)
-    print_line(f"Causes of the interval's width: {causes} (inputs: {step.step.tier.name.lower()}).")
-    print_line()
+    output.print_line(f"Causes of the interval's width: {causes} (inputs: {step.step.tier.name.lower()}).")
+    output.print_line()
 
 
 def _print_components(done: RunEstimate) -> None:
     components = shown_components(done.estimate.step.components_s)
     total, largest = done.estimate.step.step.value, max(components.values())
-    widest = bar_width(BAR_WIDTH, table=TABLE_WIDTH)
+    widest = output.bar_width(BAR_WIDTH, table=TABLE_WIDTH)
     rows = []
     for n, s in components.items():
         bar = "█" * round(widest * s / largest)
         rows.append((label(n), family(n).value, seconds(s), percent(s / total), bar))
         names = shown_details(done.estimate.step.details_s.get(n, {}), total=total)
         rows += [(f"  {name}", "", seconds(part), percent(part / total), "") for name, part in names.items()]
-    print_table({"component": "left", "is": "left", "time": "right", "share": "right", "": "left"}, rows)
-    print_line()
+    output.print_table({"component": "left", "is": "left", "time": "right", "share": "right", "": "left"}, rows)
+    output.print_line()
 
 
 def _print_memory(done: RunEstimate) -> None:
@@ -195,11 +184,11 @@ def _print_memory(done: RunEstimate) -> None:
         rows += [(f"  {name}", f"{gib(some):.1f}", "") for name, some in names.items()]
     rows.append(("reserved", f"{gib(memory.reserved_bytes):.1f}", _bar(memory.reserved_bytes / memory.capacity_bytes)))
     rows.append(("capacity", f"{gib(memory.capacity_bytes):.1f}", _bar(1.0)))
-    print_table({f"memory of stage {memory.stage}": "left", "GiB": "right", "": "left"}, rows)
-    print_line(f"The plan {fit_text(memory)}.")
+    output.print_table({f"memory of stage {memory.stage}": "left", "GiB": "right", "": "left"}, rows)
+    output.print_line(f"The plan {fit_text(memory)}.")
     if done.memory_over_time is not None:
-        print_line(done.memory_over_time.summary())
-    print_line()
+        output.print_line(done.memory_over_time.summary())
+    output.print_line()
 
 
 def _bar(ratio: float) -> str:
@@ -217,14 +206,14 @@ def _print_stages(done: RunEstimate) -> None:
         )
         for s in stages
     ]  # fmt: skip
-    print_table(
+    output.print_table(
         {
             "pipeline rank": "left", "layers": "right", "forward": "right", "backward": "right",
             "micro-batches kept": "right", "waits": "right",
         },
         rows,
     )  # fmt: skip
-    print_line()
+    output.print_line()
 
 
 def _print_training(done: RunEstimate) -> None:
@@ -250,7 +239,7 @@ def _print_training(done: RunEstimate) -> None:
         rows.append(("tokens to train", format_count(totals.num_tokens), f"{totals.num_steps:,.0f} steps"))
         named = (("time to train", totals.wall), ("cost", totals.cost), ("energy", totals.energy))
         rows += [(name, value_of(e), interval_of(e)) for name, e in named if e is not None]
-    print_table({"whole training": "left", "": "right", " ": "left"}, rows)
+    output.print_table({"whole training": "left", "": "right", " ": "left"}, rows)
 
 
 # --- --memory ---
@@ -259,9 +248,9 @@ def _print_training(done: RunEstimate) -> None:
 def print_model_memory(asked: Mapping[str, Any], *, csv_path: Path | None) -> None:
     """Ask `estimate_memory`, and write the formats asked for."""
     found = ask(estimate_memory, asked)
-    note(*found.notes)
-    write(csv_path, found.write_csv)
-    emit(found, _print_model)
+    output.note(*found.notes)
+    output.write(csv_path, found.write_csv)
+    output.emit(found, _print_model)
 
 
 def _print_model(found: ModelMemory) -> None:
@@ -285,14 +274,14 @@ def _print_model(found: ModelMemory) -> None:
     }
     if not any(sizes["host"]):
         del sizes["host"]
-    columns: dict[str, Align] = {name: "left" for name in choices if name not in alike}
+    columns: dict[str, output.Align] = {name: "left" for name in choices if name not in alike}
     columns |= dict.fromkeys(sizes, "right")
     cells = [values for name, values in choices.items() if name not in alike]
     cells += [[f"{gib(size):,.2f}" for size in values] for values in sizes.values()]
-    print_line(found.summary(), style="bold")
-    print_line("GiB of each device; " + ", ".join(f"{name} {value}" for name, value in alike.items()))
-    print_line()
-    print_table(columns, zip(*cells, strict=True))
+    output.print_line(found.summary(), style="bold")
+    output.print_line("GiB of each device; " + ", ".join(f"{name} {value}" for name, value in alike.items()))
+    output.print_line()
+    output.print_table(columns, zip(*cells, strict=True))
 
 
 _HEADINGS = {"weights": "parameters", "optimizer": "states", "beside the allocator": "beside"}

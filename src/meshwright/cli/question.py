@@ -11,16 +11,7 @@ import click
 from meshwright.api import question as api
 from meshwright.api import runs
 from meshwright.api.arguments import MAX_COUNT
-from meshwright.cli.options import (
-    AmountRange,
-    AmountType,
-    CountRange,
-    Decorator,
-    EngineChoice,
-    StepType,
-    SynonymChoice,
-    option_group,
-)
+from meshwright.cli import options
 from meshwright.targets import load
 
 
@@ -54,7 +45,7 @@ class CommandType(click.ParamType):
             self.fail(f"{error}: {value!r}; allowed is a command, quoted as for a shell", param, ctx)
 
 
-def options_of(question: api.Question, *, without: Sequence[str] = ()) -> Iterator[Decorator]:
+def options_of(question: api.Question, *, without: Sequence[str] = ()) -> Iterator[options.Decorator]:
     """The options and arguments of a question, in the order of its parameters; none for those in `without`."""
     for name, parameter in question.parameters.items():
         declared = question.signature.parameters[name]
@@ -63,7 +54,7 @@ def options_of(question: api.Question, *, without: Sequence[str] = ()) -> Iterat
         if isinstance(parameter, api.NamedCounts):
             for key, about in parameter.options.items():
                 flag = f"--{key.replace('_', '-')}"
-                yield click.option(flag, key, type=CountRange(1), default=None, metavar="N", help=about)
+                yield click.option(flag, key, type=options.CountRange(1), default=None, metavar="N", help=about)
         elif declared.kind is declared.KEYWORD_ONLY:
             yield _option(
                 name,
@@ -76,15 +67,15 @@ def options_of(question: api.Question, *, without: Sequence[str] = ()) -> Iterat
             yield _argument(name, parameter, question)
 
 
-def options_from(question: str, *, without: Sequence[str]) -> Decorator:
+def options_from(question: str, *, without: Sequence[str]) -> options.Decorator:
     """Options of another question, "module:function", but for `without`. The command's body takes them by name."""
-    return option_group(options_of(api.question_of(load(question)), without=without))
+    return options.option_group(options_of(api.question_of(load(question)), without=without))
 
 
-def key_options(*names: str) -> Decorator:
+def key_options(*names: str) -> options.Decorator:
     """Options of a run that the question does not take: "overrides", and keys of `runs.KEYS`, None where absent."""
     known = {**runs.KEYS, "overrides": runs.OVERRIDES}
-    return option_group(_option(name, known[name], is_listed=known[name].takes_list) for name in names)
+    return options.option_group(_option(name, known[name], is_listed=known[name].takes_list) for name in names)
 
 
 def asked_of(question: api.Question, options: dict[str, Any]) -> dict[str, Any]:
@@ -97,7 +88,7 @@ def asked_of(question: api.Question, options: dict[str, Any]) -> dict[str, Any]:
     return asked
 
 
-def _argument(name: str, parameter: api.QuestionParameter, question: api.Question) -> Decorator:
+def _argument(name: str, parameter: api.QuestionParameter, question: api.Question) -> options.Decorator:
     is_listed = name in question.repeated
     required = parameter.least > 0 if is_listed else name not in question.defaults
     metavar = parameter.metavar or name.upper()
@@ -112,7 +103,7 @@ def _option(
     default: Any = None,
     is_required: bool = False,
     is_listed: bool = False,
-) -> Decorator:
+) -> options.Decorator:
     names = [parameter.option(name), name]
     settings: dict[str, Any] = {"help": _help(parameter, default, is_listed=is_listed)}
     if isinstance(parameter, api.Flag):
@@ -184,16 +175,16 @@ def _kind(parameter: api.QuestionParameter) -> click.ParamType:
             # As text, which the question checks: an empty one would be the current folder as a path.
             return click.Path(exists=parameter.exists, file_okay=parameter.is_file, dir_okay=parameter.is_folder)
         case api.Count():
-            return CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)
+            return options.CountRange(parameter.low, parameter.high if parameter.high < MAX_COUNT else None)
         case api.Number():
-            return AmountType()
+            return options.AmountType()
         case api.Amount():
-            return AmountRange(parameter.high)
+            return options.AmountRange(parameter.high)
         case api.OneOf():
-            return SynonymChoice(parameter.values, synonyms=parameter.synonyms)
+            return options.SynonymChoice(parameter.values, synonyms=parameter.synonyms)
         case runs.EngineName():
-            return EngineChoice()
+            return options.EngineChoice()
         case api.Step():
-            return StepType()
+            return options.StepType()
         case _:
             return click.STRING

@@ -14,18 +14,7 @@ import click
 from meshwright.api.question import question_of
 from meshwright.api.runs import calibrating, load_run
 from meshwright.api.train import take_training, train, train_options
-from meshwright.cli.output import (
-    emit_json,
-    emitted_json,
-    note,
-    print_line,
-    print_table,
-    print_text_tables,
-    progress,
-    say,
-    wants_json,
-    write_html,
-)
+from meshwright.cli import output
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.engines.base import Start, StartPrediction, TrainingEngine
@@ -75,20 +64,20 @@ def run(
         )  # fmt: skip
 
     def prepare(engine: TrainingEngine, begun: Run) -> Start | None:
-        with progress("starting the engine"):  # seconds, the first time on a machine
+        with output.progress("starting the engine"):  # seconds, the first time on a machine
             start = engine.prepare(begun, options=options)
         if dry_run:
             data = None
             if html_path is not None:
-                with progress("reading the data"):
+                with output.progress("reading the data"):
                     data = load("meshwright.training.data.corpus:open_data")(start.run)
                 about = {"name": start.run.name, "sequence_length": start.run.sequence_length}
-                write_html("meshwright.report.data_page:data_page", data.usages, path=html_path, **about)
+                output.write_html("meshwright.report.data_page:data_page", data.usages, path=html_path, **about)
             show_plan(start, engine.expected(start), data=data)
             return None
         if is_reporter:
             for line in (*(f"note: {text}" for text in start.notes if branch), *introduction(start)):
-                say(line)
+                output.say(line)
         return start
 
     record = take_training(
@@ -117,11 +106,11 @@ def _write_page(folder: Path) -> Path | None:
     """Draw the report of the training in `folder`. A finished training does not fail because of its report."""
     path = folder / "report.html"
     try:
-        with progress("drawing the report"):
+        with output.progress("drawing the report"):
             training = load("meshwright.answers.training_run:read_training")(folder)
-            write_html("meshwright.report.training_page:training_page", training, path=path)
+            output.write_html("meshwright.report.training_page:training_page", training, path=path)
     except InputError as error:
-        note(f"there is no report: {error.message}")
+        output.note(f"there is no report: {error.message}")
         return None
     return path
 
@@ -167,14 +156,14 @@ def _size_of_a_step(run: Run) -> tuple[str, str]:
 def show_plan(start: Start, expected: StartPrediction, *, data: Corpus | None) -> None:
     """Print the plan, the prediction and the data, if it was read, of a dry run."""
     notes = (*start.notes, *expected.notes, *(() if data is None else data.notes))
-    if wants_json():
+    if output.wants_json():
         document = {
             "plan": start.plan, "num_steps": start.run.num_steps, "predicted": expected.predicted,
             "folder": start.options.folder, "data": data and data.usage, "notes": notes,
         }  # fmt: skip
-        emit_json(document)
+        output.emit_json(document)
         return
-    print_line(f"{start.run.name}: {start.run.model.name}, {start.plan.describe()}", style="bold")
+    output.print_line(f"{start.run.name}: {start.run.model.name}, {start.plan.describe()}", style="bold")
     number, unit = _size_of_a_step(start.run)
     rows = [
         ("processes", start.num_processes),
@@ -184,32 +173,34 @@ def show_plan(start: Start, expected: StartPrediction, *, data: Corpus | None) -
     ]
     if expected.predicted is not None:
         rows.append(("expected step", predicted_text(expected.predicted, "step")))
-    print_table({"": "left", " ": "left"}, rows)
+    output.print_table({"": "left", " ": "left"}, rows)
     if data is not None:
-        print_line()
-        print_text_tables([load("meshwright.report.data_page:data_table")(data.usages)])
-    note(*notes)
+        output.print_line()
+        output.print_text_tables([load("meshwright.report.data_page:data_table")(data.usages)])
+    output.note(*notes)
 
 
 def show_record(record: Record, *, folder: Path, page: Path | None) -> None:
     """Print measured and predicted quantities of a training, side by side."""
-    if emitted_json(record):
+    if output.emitted_json(record):
         return
     s = record.statistics
-    print_line(f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold")
-    print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
-    print_line(f"MFU: {s['mfu_convention']}.")
-    print_line(f"Wall time: {_phases(record.time_s)}.")
+    output.print_line(
+        f"{record.run['name']}: {record.run['model']['name']}, {record.run['plan_in_words']}", style="bold"
+    )
+    output.print_table({"": "left", "measured": "right", "predicted (80 % interval)": "right"}, _rows(record))
+    output.print_line(f"MFU: {s['mfu_convention']}.")
+    output.print_line(f"Wall time: {_phases(record.time_s)}.")
     if record.profile:
-        print_line()
-        print_table({"profiled steps": "left", "share": "right", "a step": "right"}, _shares(record.profile))
+        output.print_line()
+        output.print_table({"profiled steps": "left", "share": "right", "a step": "right"}, _shares(record.profile))
     if record.sample:
-        print_line()
-        print_line("The model writes:", style="bold")
-        print_line(record.sample)
-    print_line()
-    print_line(f"Results: {folder}" + (f"; report: {page}" if page else ""))
-    note(*record.notes)
+        output.print_line()
+        output.print_line("The model writes:", style="bold")
+        output.print_line(record.sample)
+    output.print_line()
+    output.print_line(f"Results: {folder}" + (f"; report: {page}" if page else ""))
+    output.note(*record.notes)
 
 
 def _rows_of_sources(sources: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str, str]]:

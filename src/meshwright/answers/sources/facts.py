@@ -10,7 +10,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.catalog.claim_answers import claim_answer
 from meshwright.catalog.lookup import Claim, claim
 from meshwright.catalog.mlperf_results import mlperf_result
-from meshwright.inference.capacity import CapacityQuestion, capacities, shipped_reserve
+from meshwright.inference.capacity import Capacity, CapacityQuestion, capacities, shipped_reserve
 from meshwright.inference.claims import predict_serving_claim, published_replica_ratios
 from meshwright.inference.formats import cache_format, weight_format
 from meshwright.planner.claims import predict_claim, predicted_memory
@@ -51,12 +51,17 @@ def slip_facts() -> dict[str, float]:
 
 def sessions(accelerator: str, precision: str) -> float:
     """Sessions of 131,072 tokens of Llama 3.1 70B in the memory of one device, weights and cache in `precision`."""
+    return float(_held("llama3.1-70b", accelerator, precision, precision, CONTEXT).max_sessions)
+
+
+def _held(model: str, accelerator: str, precision: str, cache: str, context: int) -> Capacity:
+    """The best capacity of one device."""
     place = catalog.cluster(f"{accelerator}-1x1")
     asked = CapacityQuestion(
-        model=catalog.model("llama3.1-70b"), cluster=place, weights=weight_format(precision, place.accelerator),
-        cache=cache_format(precision, place.accelerator), context=CONTEXT, reserve=shipped_reserve(),
+        model=catalog.model(model), cluster=place, weights=weight_format(precision, place.accelerator),
+        cache=cache_format(cache, place.accelerator), context=context, reserve=shipped_reserve(),
     )  # fmt: skip
-    return float(capacities(asked)[0].max_sessions)
+    return capacities(asked)[0]
 
 
 def _predicted(found: Claim) -> float:
@@ -94,12 +99,7 @@ def memory_rows() -> list[MemoryCase]:
 
 
 def _served(name: str, model: str, precision: str, cache: str, context: int, num_sessions: int) -> MemoryCase:
-    place = catalog.cluster("mi355x-1x1")
-    question = CapacityQuestion(
-        model=catalog.model(model), cluster=place, weights=weight_format(precision, place.accelerator),
-        cache=cache_format(cache, place.accelerator), context=context, reserve=shipped_reserve(),
-    )  # fmt: skip
-    best = capacities(question)[0]
+    best = _held(model, "mi355x", precision, cache, context)
     session = best.device.cache / best.max_tokens * context
     return MemoryCase(
         name=name,

@@ -12,18 +12,7 @@ import click
 from meshwright.api.bench import bench_device, device_request
 from meshwright.api.question import question_of
 from meshwright.catalog import lookup as catalog
-from meshwright.cli.options import (
-    Decorator,
-    PathType,
-    budget_option,
-    count_option,
-    file_option,
-    folder_option,
-    html_option,
-    names_in,
-    numbers,
-    seconds_option,
-)
+from meshwright.cli import options
 from meshwright.cli.output import Align, emitted_json, load_with_torch, note, print_line, print_table, progress
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.errors import InputError, UnknownNameError
@@ -35,44 +24,21 @@ if TYPE_CHECKING:
     from meshwright.records.device import DeviceRecorder
 
 
-def server_option(*, help: str) -> Decorator:
+def server_option(*, help: str) -> options.Decorator:
     """--server: a server that the command starts."""
     return click.option("--server", type=click.Choice(["llamacpp", "vllm", "sglang", "mock"]), help=help)
 
 
-def settings_option(name: str, destination: str, *, help: str) -> Decorator:
+def settings_option(name: str, destination: str, *, help: str) -> options.Decorator:
     """KEY=VALUE of the program that is measured."""
     about = f"{help} May be repeated."
     return click.option(name, destination, multiple=True, metavar="KEY=VALUE", help=about)
 
 
-def start_timeout_option(*, server: str) -> Decorator:
-    """--start-timeout of `server`."""
-    about = f"Time in which {server} must answer."
-    return seconds_option("--start-timeout", "start_timeout_s", low=1, default=600.0, help=about)
-
-
-def request_timeout_option(*, default: float) -> Decorator:
-    """--timeout of one request."""
-    about = "Time after which one request is given up."
-    return seconds_option("--timeout", "timeout_s", low=0.1, default=default, help=about)
-
-
-def tokenizer_option(*, help: str) -> Decorator:
+def tokenizer_option(*, help: str) -> options.Decorator:
     """--tokenizer: tokenizer.json, or its folder."""
-    kind = PathType()
+    kind = options.PathType()
     return click.option("--tokenizer", "tokenizer_path", type=kind, metavar="PATH", help=help)
-
-
-def seed_option(*, of: str) -> Decorator:
-    """--seed, 0 unless given."""
-    return count_option("--seed", low=0, default=0, help=f"Seed of {of}.")
-
-
-def repeats_option(*, of: str) -> Decorator:
-    """--repeats, 1 unless given."""
-    about = f"Measurements of {of}. Six or more have a 95 % interval."
-    return count_option("--repeats", high=1000, default=1, help=about)
 
 
 @verb("bench device", question="meshwright.api.bench:bench_device")
@@ -128,28 +94,19 @@ FORMATS = ("bf16", "fp32")
     "--models", default="llama3.1-8b", show_default=True, metavar="MODEL,MODEL,...",
     help="Catalogue models whose shapes are timed.",
 )  # fmt: skip
-@count_option("--tokens", help="Tokens of the one sequence.  [default: 8192; 256 on a CPU]")
+@options.count_option("--tokens", help="Tokens of the one sequence.  [default: 8192; 256 on a CPU]")
 @click.option(
     "--formats", metavar="F,F", help="Number formats, of bf16 and fp32.  [default: bf16; fp32 on a CPU]"
 )  # fmt: skip
 @click.option(
     "--compile/--no-compile", "compiles", default=None, help="Time torch.compile too.  [default: on a GPU]"
 )  # fmt: skip
-@budget_option(default="120s", help="Time to measure, split over all routes of all calls: 90s, 3m, 1h.")
-@folder_option(
+@options.budget_option(default="120s", help="Time to measure, split over all routes of all calls: 90s, 3m, 1h.")
+@options.folder_option(
     "--out", "folder", default=Path("bench-kernels"),
     help="Folder of kernels.json, tuned.json, records.csv and records.json.",
 )  # fmt: skip
-def kernels(
-    *,
-    ops: str | None,
-    models: str,
-    tokens: int | None,
-    formats: str | None,
-    compiles: bool | None,
-    budget_s: float,
-    folder: Path,
-) -> None:
+def kernels(*, ops: str | None, models: str, formats: str | None, **asked: Any) -> None:
     """Time all routes of the training kernels on the shapes of models.
 
     Each route of an operation runs on the same call, forward and backward: PyTorch eager (`reference`),
@@ -163,15 +120,12 @@ def kernels(
     named = [catalog.model(name) for name in _names(models, "--models", None)]
     wanted = None if formats is None else _names(formats, "--formats", FORMATS)
     measure = load_with_torch("meshwright.cli.bench_kernels_torch:measure", what="measuring kernels")
-    found: dict[str, Any] = measure(
-        chosen, named, tokens=tokens, formats=wanted, compiles=compiles, budget_s=budget_s, folder=folder
-    )
+    found: dict[str, Any] = measure(chosen, named, formats=wanted, **asked)
     if emitted_json({name: value for name, value in found.items() if name != "table"}):
         return
     print_line(found["device"]["name"], style="bold")
     columns: dict[str, Align] = {"call": "left", "route": "left"}
-    for name in ("forward ms", "backward ms", "of roofline", "peak memory", "error"):
-        columns[name] = "right"
+    columns |= dict.fromkeys(("forward ms", "backward ms", "of roofline", "peak memory", "error"), "right")
     columns["remark"] = "left"
     print_table(columns, found["table"])
     print_line(f"All rows, the tuned table and the records are in {found['folder']}.")
@@ -179,7 +133,7 @@ def kernels(
 
 
 def _names(text: str, option: str, known: Any) -> Sequence[str]:
-    names = names_in(text)
+    names = options.names_in(text)
     if not names:
         raise InputError(f"{option} names none", allowed=None if known is None else ", ".join(known))
     for name in names:
@@ -189,7 +143,7 @@ def _names(text: str, option: str, known: Any) -> Sequence[str]:
 
 
 @verb("bench train", question="meshwright.api.bench:bench_train", body="meshwright.cli.bench_train:run")
-@html_option
+@options.html_option
 def train() -> None:
     """Measure training throughput over a sweep of configurations.
 
@@ -205,7 +159,7 @@ def train() -> None:
 MOST_IN_FLIGHT = 10_000
 
 
-def _bound(name: str, destination: str, text: str) -> Decorator:
+def _bound(name: str, destination: str, text: str) -> options.Decorator:
     return click.option(name, destination, type=click.FloatRange(min=0.001), metavar="MS", help=text)
 
 
@@ -222,7 +176,9 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "--server-option", "server_options",
     help="Option of the server's own command line, as in tensor-parallel-size=4.",
 )  # fmt: skip
-@start_timeout_option(server="the server")
+@options.seconds_option(
+    "--start-timeout", "start_timeout_s", low=1, default=600.0, help="Time in which the server must answer."
+)
 @click.option(
     "--device", metavar="ACCELERATOR-N",
     help="Devices of the server, as in h200-8 or h200-8x2: the record names them, and its tokens have a price.  "
@@ -234,7 +190,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
 )  # fmt: skip
 @click.option(
     "--concurrency", metavar="N,N,...",
-    callback=numbers(low=1, high=MOST_IN_FLIGHT, example="1,2,4"),
+    callback=options.numbers(low=1, high=MOST_IN_FLIGHT, example="1,2,4"),
     help="Closed loop: requests in flight, one load each.  [default: 1,2,4,8,16,32,64]",
 )  # fmt: skip
 @click.option("--rate", "rates", metavar="R,R,...", help="Open loop: requests per second, one load each.")
@@ -246,21 +202,24 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "--shape", type=click.FloatRange(min=0.01, max=1000), metavar="K",
     help="Shape of gamma arrivals: 1 is Poisson, below 1 burstier.  [default: 0.5]",
 )  # fmt: skip
-@count_option(
+@options.count_option(
     "--max-concurrency", "most_in_flight", high=MOST_IN_FLIGHT,
     help="Most requests in flight of an open loop (default: no limit) or of --search (default: 64).",
 )  # fmt: skip
-@count_option(
+@options.count_option(
     "--requests", "num_requests", high=10**6,
     help="Requests of each load.  [default: 10 for each in flight, at least 32; the lines of a trace]",
 )  # fmt: skip
-@seconds_option("--duration", "duration_s", low=0.1, help="Send no further request after this time.")
-@count_option(
+@options.seconds_option("--duration", "duration_s", low=0.1, help="Send no further request after this time.")
+@options.count_option(
     "--warmup", "num_warmup", low=0, high=10**6,
     help="Requests before each load that do not count.  [default: the number in flight]",
 )  # fmt: skip
-@seconds_option("--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency.")
-@repeats_option(of="each load; loads take turns")
+@options.seconds_option("--ramp", "ramp_s", default=0.0, help="Time over which a closed loop reaches its concurrency.")
+@options.count_option(
+    "--repeats", high=1000, default=1,
+    help="Measurements of each load; loads take turns. Six or more have a 95 % interval.",
+)  # fmt: skip
 @click.option(
     "--input-tokens", "inputs", default="128", show_default=True, metavar="LENGTH",
     help="Tokens of a prompt: 128, 64-256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA.",
@@ -269,7 +228,7 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "--output-tokens", "outputs", default="128", show_default=True, metavar="LENGTH",
     help="Tokens of an answer, likewise.",
 )  # fmt: skip
-@file_option(
+@options.file_option(
     "--prompts", "prompts_path", metavar="FILE.jsonl",
     help="Prompts or lengths, with times for a trace; one JSON mapping a line.",
 )  # fmt: skip
@@ -304,18 +263,20 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "--search", is_flag=True,
     help="Search the highest concurrency whose medians are under --itl-bound and --ttft-bound.",
 )  # fmt: skip
-@request_timeout_option(default=600.0)
-@seconds_option(
+@options.seconds_option(
+    "--timeout", "timeout_s", low=0.1, default=600.0, help="Time after which one request is given up."
+)
+@options.seconds_option(
     "--idle-timeout", "idle_timeout_s", low=0.1, default=120.0,
     help="Time without a byte from the server after which one request is given up.",
 )  # fmt: skip
-@count_option(
+@options.count_option(
     "--retries", "num_retries", low=0, high=100, default=0,
     help="Send a request again up to N times after HTTP 429 or 503: when Retry-After says, or after 1, 2, 4 ... s.",
 )  # fmt: skip
-@seed_option(of="prompts, lengths and arrivals")
+@options.count_option("--seed", low=0, default=0, help="Seed of prompts, lengths and arrivals.")
 @click.option("--no-self-test", is_flag=True, help="Do not measure the client's own ceiling.")
-@folder_option(
+@options.folder_option(
     "--out", "folder",
     help="Folder of the records.  [default: bench-serve, or the first free bench-serve-N]",
 )  # fmt: skip
@@ -327,12 +288,12 @@ def _bound(name: str, destination: str, text: str) -> Decorator:
     "--client", type=click.Choice(["meshwright", "aiperf"]), default="meshwright", show_default=True,
     help="Client that sends the requests; aiperf has an environment of its own.",
 )  # fmt: skip
-@file_option(
+@options.file_option(
     "--from", "results", multiple=True,
     help="Read results of vllm bench serve, sglang.bench_serving, AIPerf, guidellm or InferenceX instead of measuring. "
     "May be repeated.",
 )  # fmt: skip
-@html_option
+@options.html_option
 def serve() -> None:
     """Measure online serving of an OpenAI-compatible server.
 
@@ -353,7 +314,7 @@ def serve() -> None:
     help="Call the batch interface of this engine instead of a server, in --replicas processes.",
 )  # fmt: skip
 @click.option("--model", metavar="NAME", help="Model, as in `meshwright bench serve`.")
-@count_option(
+@options.count_option(
     "--replicas", high=64, default=1,
     help="Servers or engines to start; they are measured together.",
 )  # fmt: skip
@@ -368,35 +329,39 @@ def serve() -> None:
     "dtype of llama.cpp; batch, dtype and threads of transformers.",
 )  # fmt: skip
 @settings_option("--server-option", "server_options", help="Option of the server's own command line.")
-@start_timeout_option(server="each server")
+@options.seconds_option(
+    "--start-timeout", "start_timeout_s", low=1, default=600.0, help="Time in which each server must answer."
+)
 @click.option(
     "--pairs", "pairs", metavar="I/O,I/O,...",
     help="Input and output tokens.  [default: the eleven pairs of the MI355X study, 128/128 to 20000/2000]",
 )  # fmt: skip
-@count_option(
+@options.count_option(
     "--requests", "num_requests", high=10**6, default=64,
     help="Requests of each batch, over all replicas.",
 )  # fmt: skip
-@count_option(
+@options.count_option(
     "--warmup", "num_warmup", low=0, high=10**6, default=1,
     help="Requests to each replica before each batch that do not count.",
 )  # fmt: skip
-@count_option(
+@options.count_option(
     "--extrapolate-to", "extrapolate_to", high=10**6,
     help="Also give the rates of N replicas, marked as extrapolated with the factor.",
 )  # fmt: skip
-@file_option(
+@options.file_option(
     "--against", "against",
     help="offline.json of another measurement: ratios by pair and their geometric mean.",
 )  # fmt: skip
 @tokenizer_option(help="tokenizer.json of the model, or its folder: exact input lengths.")
-@request_timeout_option(default=3600.0)
-@seed_option(of="the prompts")
-@folder_option(
+@options.seconds_option(
+    "--timeout", "timeout_s", low=0.1, default=3600.0, help="Time after which one request is given up."
+)
+@options.count_option("--seed", low=0, default=0, help="Seed of the prompts.")
+@options.folder_option(
     "--out", "folder", default=Path("bench-offline"),
     help="Folder of offline.json and the servers' logs.",
 )  # fmt: skip
-@html_option
+@options.html_option
 def offline() -> None:
     """Measure batch throughput of an engine or a server, or of several replicas together.
 
@@ -411,7 +376,7 @@ def offline() -> None:
 
 
 @verb("bench ingest", question="meshwright.api.bench_ingest:bench_ingest", body="meshwright.cli.bench_ingest:run")
-@html_option
+@options.html_option
 def ingest() -> None:
     """Measure retrieval ingestion: documents to an index that answers queries.
 

@@ -34,16 +34,7 @@ RUN_SUFFIXES = (".yaml", ".yml")
     "--dequantised", is_flag=True,
     help="With --merge: into the quantised base of the training, rounded to its format and back.",
 )  # fmt: skip
-def command(
-    *,
-    kind: str,
-    where: Path,
-    weights: Path | None,
-    step: StepChoice,
-    dtype: Literal["bf16", "fp32"] | None,
-    merge: bool,
-    dequantised: bool,
-) -> None:
+def command(*, kind: str, where: Path, weights: Path | None, step: StepChoice, **of_export: Any) -> None:
     """List, verify and convert checkpoints; Hugging Face weights in and out.
 
     \b
@@ -59,8 +50,8 @@ def command(
     PEFT format, or with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml
     --resume` starts from step 0.
     """
-    _require_options(kind, weights=weights, step=step, dtype=dtype, merge=merge)
-    if dequantised and not merge:
+    _require_options(kind, weights=weights, step=step, dtype=of_export["dtype"], merge=of_export["merge"])
+    if of_export["dequantised"] and not of_export["merge"]:
         raise InputError("--dequantised needs --merge", hint="add --merge")
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
     folder = where if run is None else _folder_of(run)
@@ -69,7 +60,7 @@ def command(
     options: dict[str, Any] = {} if kind == "verify" else {"run": run}
     options |= {} if kind == "from-hf" else {"step": step}
     options |= {} if weights is None else {"weights": weights}
-    options |= {"dtype": dtype, "merge": merge, "dequantised": dequantised} if kind == "to-hf" else {}
+    options |= of_export if kind == "to-hf" else {}
     name = kind.replace("-", "_")
     act = load_with_torch(f"meshwright.cli.checkpoint_torch:{name}", what="a checkpoint")
     document: Document = act(folder, **options)

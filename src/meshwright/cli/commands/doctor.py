@@ -44,7 +44,7 @@ STYLES = {"pass": "green", "warn": "yellow", "fail": "bold red", "skipped": "dim
     help="With --compare or --pairs: write the hosts to exclude, one per line, for `srun --exclude ./FILE`.",
 )  # fmt: skip
 @count_option(
-    "--expect-devices", low=0,
+    "--expect-devices", "num_expected_devices", low=0,
     help="Number of devices that the node should have.  [default: as in its usual node; fewer is a warning]",
 )  # fmt: skip
 @click.option(
@@ -72,13 +72,10 @@ def command(
     is_of_pairs: bool,
     pair_bytes: str,
     exclude_file: Path | None,
-    expect_devices: int | None,
-    rates: bool | None,
-    stress_s: float | None,
-    log_hours: float,
     only: str | None,
     skip: str | None,
     root: Path,
+    **of_node: Any,
 ) -> None:
     """Check the health and the rates of a node; compare many nodes.
 
@@ -109,18 +106,15 @@ def command(
         got = str(reports[0]) if reports else "--exclude-file"
         raise InputError("reports are for --compare", got=got, hint="meshwright doctor --compare REPORT.json...")
     chosen = _chosen(only, skip)
-    if (stress_s is not None) != ("stress" in chosen) and (only or stress_s is not None):
+    is_stressed = of_node["stress_s"] is not None
+    if is_stressed != ("stress" in chosen) and (only or is_stressed):
         raise InputError(
             "a stress and its length belong together", got=f"--only {only}" if only else f"--skip {skip}",
             hint="--stress SECONDS",
         )  # fmt: skip
     host = host_at(root)
     with progress("examining this node"):
-        node = Node(
-            host=host, devices=find_devices(host), num_expected_devices=expect_devices, log_hours=log_hours,
-            rates=rates, stress_s=stress_s,
-        )  # fmt: skip
-        found = examine(node, chosen=chosen)
+        found = examine(Node(host=host, devices=find_devices(host), **of_node), chosen=chosen)
     if not emitted_json(found.document()):
         _show(found)
     exit_unless(found.status.value != "fail")

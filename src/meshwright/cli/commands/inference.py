@@ -17,18 +17,8 @@ from meshwright.api.inference import (
     inference_plan,
 )
 from meshwright.api.question import ask
+from meshwright.cli import output
 from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option
-from meshwright.cli.output import (
-    emit,
-    emitted_json,
-    exit_unless,
-    note,
-    print_hardware,
-    print_line,
-    print_table,
-    print_text_tables,
-    write_document,
-)
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.units import gib
@@ -52,8 +42,8 @@ def capacity(*, asked: dict[str, Any]) -> None:
     Exits with 1 if not one session of this length fits.
     """
     found = ask(inference_capacity, asked)
-    emit(found, _print_capacity)
-    exit_unless(found.fits)
+    output.emit(found, _print_capacity)
+    output.exit_unless(found.fits)
 
 
 MAX_DRAFTED = 64
@@ -95,19 +85,19 @@ def estimate(
     """
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
-    if emitted_json(found):
+    if output.emitted_json(found):
         return
     of = found.server.of
-    print_line(
+    output.print_line(
         f"{of.model.name} in {of.weights.name}, {of.cache.name} cache, on {of.cluster.name}: {of.layout.describe()}, "
         f"{found.server.engine.name}, {asked['input_tokens']:,} prompt tokens, "
         f"{asked['output_tokens']:,} answer tokens"
     )
-    print_hardware(of.cluster)
-    print_text_tables(found.tables())
+    output.print_hardware(of.cluster)
+    output.print_text_tables(found.tables())
     if found.price is not None:
-        note(f"{found.price.total_usd_per_device_hour:.4g} USD per device-hour: {found.price.source}")
-    note(*found.notes)
+        output.note(f"{found.price.total_usd_per_device_hour:.4g} USD per device-hour: {found.price.source}")
+    output.note(*found.notes)
 
 
 @verb("inference plan", question="meshwright.api.inference:inference_plan", without=("ttft_s", "itl_s"))
@@ -135,16 +125,16 @@ def plan(
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(inference_plan, asked, prices=prices)
     left = () if folder is None else found.write(folder)
-    if emitted_json(found):
+    if output.emitted_json(found):
         return
-    print_line(found.summary(), style="bold")
-    print_hardware(found.question.cluster)
-    print_line()
+    output.print_line(found.summary(), style="bold")
+    output.print_hardware(found.question.cluster)
+    output.print_line()
     tables = [found.layout_table(EXPLAINED if explain else SHOWN)]
     tables += [] if (arrivals := found.arrival_table()) is None else [arrivals]
-    print_text_tables([*tables, found.front_table()] if pareto else tables)
+    output.print_text_tables([*tables, found.front_table()] if pareto else tables)
     _print_price(found)
-    note(*found.notes, *left)
+    output.note(*found.notes, *left)
 
 
 @verb("inference calibrate", question="meshwright.api.inference:inference_calibrate")
@@ -161,11 +151,11 @@ def calibrate(*, asked: dict[str, Any], out: Path | None) -> None:
     """
     found = ask(inference_calibrate, asked)
     target = out or Path(f"{found.calibration.engine.name}-{found.calibration.accelerator}.json")
-    write_document(found.to_dict(), target)
-    if emitted_json({"calibration": target, **found.to_dict()}):
+    output.write_document(found.to_dict(), target)
+    if output.emitted_json({"calibration": target, **found.to_dict()}):
         return
     _print_calibration(found)
-    note(f"wrote {target}")
+    output.note(f"wrote {target}")
 
 
 GROUPS = ("source", "accelerator", "engine", "model", "precision", "metric", "evidence")
@@ -188,21 +178,21 @@ def accuracy(*, asked: dict[str, Any], by: str, show_rows: bool, **served: str |
     """
     found = ask(inference_accuracy, asked, **served)
     for reason, count in found.unused_loads.items():
-        note(f"{count} loads {reason} are not used")
-    if emitted_json(found):
+        output.note(f"{count} loads {reason} are not used")
+    if output.emitted_json(found):
         return
     tables = found.tables(by)
-    print_text_tables([_rows(found), *tables] if show_rows else tables)
-    print_line()
-    print_line(found.summary())
+    output.print_text_tables([_rows(found), *tables] if show_rows else tables)
+    output.print_line()
+    output.print_line(found.summary())
 
 
 def _print_capacity(found: ServingCapacity) -> None:
     document, device = found.to_dict(), found.best.device
-    print_line(found.summary(), style="bold")
-    print_hardware(found.question.cluster)
-    print_line()
-    print_table(
+    output.print_line(found.summary(), style="bold")
+    output.print_hardware(found.question.cluster)
+    output.print_line()
+    output.print_table(
         {"of a device": "left", "GiB": "right"},
         [
             ("memory", f"{gib(device.total):.1f}"),
@@ -213,39 +203,39 @@ def _print_capacity(found: ServingCapacity) -> None:
             (f"left for the {document['kv_precision']} cache", f"{gib(device.cache):.1f}"),
         ],
     )
-    print_line()
+    output.print_line()
     if len(found.layouts) > 1:
-        print_table(
+        output.print_table(
             {"layout": "left", "sessions": "right", "tokens": "right", "copies of the cache": "right"},
             (
                 (c.layout.describe(), f"{c.max_sessions:,}", f"{c.max_tokens:,}", f"{c.cache_copies:g}")
                 for c in found.layouts[:SHOWN_LAYOUTS]
             ),
         )
-        print_line()
-    note(*found.notes)
+        output.print_line()
+    output.note(*found.notes)
 
 
 def _print_price(found: ServingPlan) -> None:
     price = found.token_price
     if price is None:
-        note("no price is known for this accelerator; --price or --capital gives one")
+        output.note("no price is known for this accelerator; --price or --capital gives one")
         return
-    print_line()
-    print_line(
+    output.print_line()
+    output.print_line(
         f"{price.usd_per_million_output:.3g} USD per million output tokens, {price.usd_per_million_total:.3g} per "
         f"million of all; by device time {price.usd_per_million_input_share:.3g} per million prompt tokens and "
         f"{price.usd_per_million_output_share:.3g} per million answer tokens"
     )
-    note(f"{price.hour.total_usd_per_device_hour:.4g} USD per device-hour: {price.hour.source}")
+    output.note(f"{price.hour.total_usd_per_device_hour:.4g} USD per device-hour: {price.hour.source}")
 
 
 def _print_calibration(found: ServingCalibrationResult) -> None:
-    print_line(found.summary(), style="bold")
-    print_line()
-    print_text_tables(found.tables())
+    output.print_line(found.summary(), style="bold")
+    output.print_line()
+    output.print_text_tables(found.tables())
     for reason, count in found.calibration.unused.items():
-        note(f"{count} loads {reason} are not used")
+        output.note(f"{count} loads {reason} are not used")
 
 
 def _rows(found: ServingAccuracy) -> TextTable:

@@ -10,19 +10,8 @@ import click
 from meshwright.api.mlperf import mlperf_check, mlperf_compare, mlperf_package, mlperf_rcp, mlperf_score
 from meshwright.api.question import ask
 from meshwright.api.run_benchmark import mlperf_run, plan_benchmark, rate_of_shape
+from meshwright.cli import output
 from meshwright.cli.options import count_option, html_option
-from meshwright.cli.output import (
-    emit,
-    emitted_json,
-    exit_unless,
-    note,
-    print_line,
-    print_table,
-    print_text_tables,
-    say,
-    styled,
-    write_page,
-)
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.targets import load
 from meshwright.training.cpu_libraries import require_torch
@@ -67,10 +56,10 @@ def run(*, asked: dict[str, Any], is_shape: bool, num_steps: int, dry_run: bool)
     if dry_run:
         _show_plan(plan_benchmark(**asked))
         return
-    done = ask(mlperf_run, asked, say=say)
+    done = ask(mlperf_run, asked, say=output.say)
     document = done.to_dict()
-    emit(document, _show)
-    exit_unless(document["num_converged"] >= document["num_runs"] - (1 if document["num_runs"] > 2 else 0))
+    output.emit(document, _show)
+    output.exit_unless(document["num_converged"] >= document["num_runs"] - (1 if document["num_runs"] > 2 else 0))
 
 
 @verb("mlperf check", question="meshwright.api.mlperf:mlperf_check")
@@ -85,12 +74,12 @@ def check(*, asked: dict[str, Any]) -> None:
     official checker does not run, and the output says so.
     """
     found = ask(mlperf_check, asked)
-    if not emitted_json(found):
+    if not output.emitted_json(found):
         for checked in found.sets:
             _print_check(checked.report, checked.official)
     for row in found.skipped:
-        note(f"{row.where} is not checked: {row.reason}")
-    exit_unless(found.passes)
+        output.note(f"{row.where} is not checked: {row.reason}")
+    output.exit_unless(found.passes)
 
 
 @verb("mlperf score", question="meshwright.api.mlperf:mlperf_score")
@@ -105,10 +94,10 @@ def score(*, asked: dict[str, Any]) -> None:
     Exits with 1 if a set is no result. A computed score is not verified by the MLCommons Association.
     """
     found = ask(mlperf_score, asked)
-    emit(found, _print_scores)
+    output.emit(found, _print_scores)
     for row in found.skipped:
-        note(f"{row.where} is not scored: {row.reason}")
-    exit_unless(found.passes)
+        output.note(f"{row.where} is not scored: {row.reason}")
+    output.exit_unless(found.passes)
 
 
 @verb("mlperf compare", question="meshwright.api.mlperf:mlperf_compare")
@@ -121,8 +110,8 @@ def compare(*, asked: dict[str, Any], html_path: Path | None) -> None:
     Results of your own benchmarks are never compared with MLPerf results.
     """
     found = ask(mlperf_compare, asked)
-    write_page("meshwright.report.mlperf:comparison_page", found, path=html_path)
-    emit(found, _print_comparison)
+    output.write_page("meshwright.report.mlperf:comparison_page", found, path=html_path)
+    output.emit(found, _print_comparison)
 
 
 @verb("mlperf rcp", question="meshwright.api.mlperf:mlperf_rcp")
@@ -134,10 +123,10 @@ def rcp(*, asked: dict[str, Any]) -> None:
     """
     found = ask(mlperf_rcp, asked)
     if asked["out"] is not None:
-        note(f"{asked['out']} has {len(found.document)} points")
-    if emitted_json(found):
+        output.note(f"{asked['out']} has {len(found.document)} points")
+    if output.emitted_json(found):
         return
-    print_table(
+    output.print_table(
         {"batch size": "right", "runs": "right", "mean": "right", "std": "right", "least": "right", "": "left"},
         [
             (
@@ -160,8 +149,8 @@ def package(*, asked: dict[str, Any]) -> None:
     Exits with 1 if a set is no result or the package checker finds errors.
     """
     package = ask(mlperf_package, asked)
-    emit(package, _print_package)
-    exit_unless(package.passes)
+    output.emit(package, _print_package)
+    output.exit_unless(package.passes)
 
 
 # --- tables ---
@@ -169,68 +158,68 @@ def package(*, asked: dict[str, Any]) -> None:
 
 def _print_check(report: CheckReport, verdict: OfficialCheck | None) -> None:
     rules = report.benchmark
-    print_line(f"{report.where}: {rules.name}, round {rules.round} ({report.round_from})", style="bold")
+    output.print_line(f"{report.where}: {rules.name}, round {rules.round} ({report.round_from})", style="bold")
     rows = [
         (
             f.file if f.line is None else f"{f.file}:{f.line}",
-            styled(f.rule, "red" if f.severity == "error" else "yellow"),
+            output.styled(f.rule, "red" if f.severity == "error" else "yellow"),
             f.message,
         )
         for f in report.findings[:_SHOWN]
     ]
     if rows:
-        print_table({"where": "left", "rule": "left", "found": "left"}, rows)
+        output.print_table({"where": "left", "rule": "left", "found": "left"}, rows)
     if len(report.findings) > _SHOWN:
-        print_line(f"and {len(report.findings) - _SHOWN} more; --json prints all")
+        output.print_line(f"and {len(report.findings) - _SHOWN} more; --json prints all")
     for finding in {f.rule: f for f in report.findings}.values():
-        print_line(f"{finding.rule} ({finding.severity}): {finding.why}. Mend: {finding.fix}.")
+        output.print_line(f"{finding.rule} ({finding.severity}): {finding.why}. Mend: {finding.fix}.")
     for name, keys in report.pending.items():
-        print_line(f"{name} is not finished; still to come: {', '.join(keys) or 'nothing that is required'}")
+        output.print_line(f"{name} is not finished; still to come: {', '.join(keys) or 'nothing that is required'}")
     warnings = len(report.findings) - len(report.errors)
-    print_line(f"{len(report.files)} files: {len(report.errors)} errors, {warnings} warnings")
+    output.print_line(f"{len(report.files)} files: {len(report.errors)} errors, {warnings} warnings")
     if verdict is not None:
         _print_official(verdict)
-    print_line()
+    output.print_line()
 
 
 def _print_official(verdict: OfficialCheck) -> None:
     if verdict.not_run:
-        print_line(f"official compliance checker: not run: {verdict.not_run}", style="yellow")
+        output.print_line(f"official compliance checker: not run: {verdict.not_run}", style="yellow")
         return
     failed = [v for v in verdict.verdicts if not v.passes]
     outcome = "passes" if not failed else f"rejects {len(failed)} of {len(verdict.verdicts)} files"
-    print_line(f"official compliance checker {verdict.version}, rule set {verdict.ruleset}: {outcome}")
+    output.print_line(f"official compliance checker {verdict.version}, rule set {verdict.ruleset}: {outcome}")
     for each in failed:
-        print_line(f"{each.file}: {each.messages[0] if each.messages else 'no message'}")
+        output.print_line(f"{each.file}: {each.messages[0] if each.messages else 'no message'}")
 
 
 def _print_comparison(comparison: ResultComparison) -> None:
-    print_text_tables(load("meshwright.report.mlperf:tables_of")(comparison))
+    output.print_text_tables(load("meshwright.report.mlperf:tables_of")(comparison))
     for number, text in enumerate(comparison.endnotes, start=1):
-        print_line(f"[{number}] {text}")
+        output.print_line(f"[{number}] {text}")
 
 
 def _print_package(package: SubmissionPackage) -> None:
     state = "written" if package.changed else "unchanged"
-    print_line(f"{package.folder}: {state}, {len(package.files)} files", style="bold")
+    output.print_line(f"{package.folder}: {state}, {len(package.files)} files", style="bold")
     rows = [
         (s.benchmark.name, len(s.scored), s.score_min and f"{s.score_min:.3f}", "passes" if s.passes else "no result")
         for s in package.scores
     ]
-    print_table({"benchmark": "left", "runs": "right", "score min": "right", "result": "left"}, rows)
+    output.print_table({"benchmark": "left", "runs": "right", "score min": "right", "result": "left"}, rows)
     for score in package.scores:
         if not score.passes:
-            print_line(f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red")
-    note(*package.notes)
+            output.print_line(f"{score.benchmark.name}: {'; '.join(score.problems) or score.test.message}", style="red")
+    output.note(*package.notes)
     check = package.check
     if check.not_run:
-        print_line(f"official package checker: not run: {check.not_run}", style="yellow")
+        output.print_line(f"official package checker: not run: {check.not_run}", style="yellow")
         return
-    print_line(f"official package checker: {'no errors' if check.passes else 'found errors'}")
+    output.print_line(f"official package checker: {'no errors' if check.passes else 'found errors'}")
     for line in check.not_checked:
-        print_line(f"not checked officially: {line}")
+        output.print_line(f"not checked officially: {line}")
     for message in check.messages if not check.passes else ():
-        print_line(message)
+        output.print_line(message)
 
 
 def _print_scores(found: BenchmarkScores) -> None:
@@ -239,7 +228,7 @@ def _print_scores(found: BenchmarkScores) -> None:
         _print_runs(scores[0])
     columns = {"set": "left", "benchmark": "left", "round": "left", "runs": "right", "batch": "right"}
     columns |= {"raw min": "right", "factor": "right", "score min": "right", "result": "left"}
-    print_table(
+    output.print_table(
         columns,  # pyright: ignore[reportArgumentType]
         [
             (
@@ -253,12 +242,14 @@ def _print_scores(found: BenchmarkScores) -> None:
     for score in scores:
         name = f"{_name(score)}: " if len(scores) > 1 else ""
         for problem in score.problems:
-            print_line(f"{name}{problem}", style="red")
+            output.print_line(f"{name}{problem}", style="red")
         if len(scores) == 1 or not score.test.passes:
-            print_line(f"{name}{score.test.message}")
+            output.print_line(f"{name}{score.test.message}")
         written = load(f"{RESULTS}:scaling_file")(score)
         if written is not None and abs(written - score.test.scaling) > 1e-6:
-            print_line(f"{name}scaling.json says {written:.4f}; the logs give {score.test.scaling:.4f}", style="yellow")
+            output.print_line(
+                f"{name}scaling.json says {written:.4f}; the logs give {score.test.scaling:.4f}", style="yellow"
+            )
         _print_prospect(score, name)
 
 
@@ -267,8 +258,8 @@ def _print_runs(score: Score) -> None:
         (r.name, _minutes(r.minutes), r.samples and f"{r.samples:,.0f}", _place(score, r.name, r.problem))
         for r in score.runs
     ]
-    print_table({"run": "left", "minutes": "right", "samples": "right", "": "left"}, rows)
-    print_line()
+    output.print_table({"run": "left", "minutes": "right", "samples": "right", "": "left"}, rows)
+    output.print_line()
 
 
 def _print_prospect(score: Score, name: str) -> None:
@@ -276,10 +267,10 @@ def _print_prospect(score: Score, name: str) -> None:
     if found is None:
         return
     if found.problem:
-        print_line(f"{name}a set of {found.num_runs} cannot pass: {found.problem}", style="red")
+        output.print_line(f"{name}a set of {found.num_runs} cannot pass: {found.problem}", style="red")
         return
     scaling = "" if found.expected_scaling is None else f"; expected factor {found.expected_scaling:.3f}"
-    print_line(
+    output.print_line(
         f"{name}after {found.num_seen} runs, a set of {found.num_runs} passes with probability "
         f"{found.probability:.0%}{scaling}"
     )
@@ -303,10 +294,10 @@ def _minutes(value: float | None) -> str | None:
 
 
 def _show_plan(document: dict[str, Any]) -> None:
-    if emitted_json(document):
+    if output.emitted_json(document):
         return
-    note(*document["notes"])
-    print_line(
+    output.note(*document["notes"])
+    output.print_line(
         f"{document['benchmark']}, round {document['round']}: {document['num_runs']} runs, "
         f"{document['num_concurrent']} side by side, {document['warm_up_steps']} warm-up steps each. "
         "Nothing was trained. The run file:",
@@ -316,8 +307,8 @@ def _show_plan(document: dict[str, Any]) -> None:
 
 
 def _show(document: dict[str, Any]) -> None:
-    note(*document["notes"])
-    print_table(
+    output.note(*document["notes"])
+    output.print_table(
         {"run": "right", "seed": "right", "status": "left", "samples": "right", "loss": "right", "minutes": "right"},
         [
             (r["index"], r["seed"], r["status"], f"{r['samples']:,}", f"{r['loss']:.4f}", f"{r['minutes']:.3f}")
@@ -325,30 +316,32 @@ def _show(document: dict[str, Any]) -> None:
         ],
     )
     if document["raw_min"] is not None:
-        print_line(f"Olympic mean: {document['raw_min']:.3f} min, raw.", style="bold")
-    print_line(f"{document['num_converged']} of {document['num_runs']} runs reached {document['target']:g}.")
-    print_line(document["label"])
+        output.print_line(f"Olympic mean: {document['raw_min']:.3f} min, raw.", style="bold")
+    output.print_line(f"{document['num_converged']} of {document['num_runs']} runs reached {document['target']:g}.")
+    output.print_line(document["label"])
     if document["missing_system_fields"]:
-        note(f"the machine does not tell: {', '.join(document['missing_system_fields'])}; give them with --system FILE")
-    print_line(
+        output.note(
+            f"the machine does not tell: {', '.join(document['missing_system_fields'])}; give them with --system FILE"
+        )
+    output.print_line(
         f"Check and score: meshwright mlperf check {document['folder']}, meshwright mlperf score {document['folder']}"
     )
 
 
 def _show_shape(document: dict[str, Any]) -> None:
-    if emitted_json(document):
+    if output.emitted_json(document):
         return
-    note(*document["notes"])
+    output.note(*document["notes"])
     if document["tokens_per_s_per_device"] is None:
-        print_line(f"Memory: {document['memory']}. Nothing was trained.")
+        output.print_line(f"Memory: {document['memory']}. Nothing was trained.")
     else:
         mfu = "unknown" if document["mfu"] is None else f"{100 * document['mfu']:.1f} %"
-        print_line(
+        output.print_line(
             f"{document['steps']} steps of {document['model']}: {document['tokens_per_s_per_device']:,.0f} "
             f"tokens/s/device, MFU {mfu} ({document['mfu_convention']}), step {format_duration(document['step_s'])}.",
             style="bold",
         )
-    print_line(document["label"])
+    output.print_line(document["label"])
 
 
 command = verb_group(

@@ -10,28 +10,7 @@ from typing import Any
 import click
 
 from meshwright import runfile
-from meshwright.cli.options import (
-    budget_option,
-    count_option,
-    file_option,
-    html_option,
-    names_in,
-    numbers,
-    root_option,
-    run_argument,
-    seconds_option,
-    write_option,
-)
-from meshwright.cli.output import (
-    emitted_json,
-    exit_unless,
-    load_with_torch,
-    note,
-    print_line,
-    print_table,
-    wants_json,
-    write_html,
-)
+from meshwright.cli import options, output
 from meshwright.cli.question import key_options
 from meshwright.cli.run_input import tuned_run
 from meshwright.cli.verbs import verb, verb_group
@@ -52,11 +31,11 @@ Document = dict[str, Any]
 @click.option("--only", metavar="NAMES", help="These settings only, separated by commas.")
 @click.option("--skip", metavar="NAMES", help="All settings but these.")
 @click.option("--why", is_flag=True, help="Explain every setting: its benefit, its risk and its source.")
-@file_option(
+@options.file_option(
     "--state",
     help="File of the saved values.  [default: meshwright/tune-system.json in the XDG state folder]",
 )  # fmt: skip
-@root_option
+@options.root_option
 def system(
     *, is_apply: bool, is_restore: bool, only: str | None, skip: str | None, why: bool, state: Path | None, root: Path
 ) -> None:
@@ -77,20 +56,20 @@ def system(
         outcome = restore(host, state=state)
         document = {"mode": "restore", "state": state, **_outcome(outcome)}
     else:
-        values = settings.survey(host, settings.choose(only=names_in(only), skip=names_in(skip)))
+        values = settings.survey(host, settings.choose(only=options.names_in(only), skip=options.names_in(skip)))
         seen = settings.notes(host)
         outcome = None
         document = {"mode": "dry run", "state": state, "settings": _rows(values), "notes": seen}
-        if not wants_json():
+        if not output.wants_json():
             _show_settings(values, seen, why=why)
         if is_apply:
             outcome = apply(host, values, state=state)
             document |= {"mode": "apply", **_outcome(outcome)}
-        elif not wants_json():
+        elif not output.wants_json():
             _show_dry_run(values)
-    if not emitted_json(document) and outcome is not None:
+    if not output.emitted_json(document) and outcome is not None:
         _show_outcome(outcome, state, is_restore=is_restore)
-    exit_unless((outcome is None or outcome.is_done) and not (is_apply and _nothing_was_possible(document)))
+    output.exit_unless((outcome is None or outcome.is_done) and not (is_apply and _nothing_was_possible(document)))
 
 
 # --- the document ---
@@ -137,23 +116,23 @@ def _nothing_was_possible(document: Document) -> bool:
 
 def _show_settings(values: list[SettingValue], seen: list[SystemNote], *, why: bool) -> None:
     rows = [_cells(setting, own) for setting, own in _by_setting(values).items()]
-    print_table({"setting": "left", "files": "right", "now": "left", "wanted": "left", "": "left"}, rows)
+    output.print_table({"setting": "left", "files": "right", "now": "left", "wanted": "left", "": "left"}, rows)
     if seen:
-        print_line()
+        output.print_line()
         states = {True: "well", False: "look at it", None: "not seen"}
-        print_table(
+        output.print_table(
             {"only noted": "left", "now": "left", "wanted": "left", "": "left"},
             [(n.name, n.current, n.wanted, states[n.is_well] + (f": {n.reason}" if n.reason else "")) for n in seen],
         )
         for n in seen:
             if n.is_well is False:
-                print_line(f"{n.name}: {n.why}; {n.how}.")
+                output.print_line(f"{n.name}: {n.why}; {n.how}.")
     if why:
         for setting in _by_setting(values):
-            print_line()
-            print_line(setting.name, style="bold")
-            print_line(f"Benefit: {setting.why}. Risk: {setting.risk}.")
-            print_line(f"{setting.path} ({setting.source})")
+            output.print_line()
+            output.print_line(setting.name, style="bold")
+            output.print_line(f"Benefit: {setting.why}. Risk: {setting.risk}.")
+            output.print_line(f"{setting.path} ({setting.source})")
 
 
 def _cells(setting: KernelSetting, own: list[SettingValue]) -> tuple[object, ...]:
@@ -174,46 +153,48 @@ def _cells(setting: KernelSetting, own: list[SettingValue]) -> tuple[object, ...
 def _show_dry_run(values: list[SettingValue]) -> None:
     changes = [v for v in values if v.action is SettingAction.CHANGE]
     skipped = len({v.setting.name for v in values if v.action is SettingAction.SKIP})
-    print_line()
+    output.print_line()
     files = "1 file" if len(changes) == 1 else f"{len(changes)} files"
-    print_line(f"--apply would write {files}; {skipped} settings are skipped.", style="bold")
+    output.print_line(f"--apply would write {files}; {skipped} settings are skipped.", style="bold")
 
 
 def _show_outcome(outcome: TuningOutcome, state: Path, *, is_restore: bool) -> None:
     if not is_restore:
-        print_line()
+        output.print_line()
     if outcome.failure is not None:
         f = outcome.failure
-        print_line(f"{f.setting} could not be changed ({f.path}: {f.reason}).", style="bold red")
-        print_line(f"Restored: {len(outcome.put_back)} files. Nothing is changed." if not outcome.stuck else "")
+        output.print_line(f"{f.setting} could not be changed ({f.path}: {f.reason}).", style="bold red")
+        output.print_line(f"Restored: {len(outcome.put_back)} files. Nothing is changed." if not outcome.stuck else "")
     elif is_restore:
-        print_line(f"Restored: {len(outcome.changed)} files.", style="bold")
+        output.print_line(f"Restored: {len(outcome.changed)} files.", style="bold")
     elif outcome.changed:
-        print_line(f"Changed: {len(outcome.changed)} files. Their old values are in {state}.", style="bold")
-        print_line("`meshwright tune system --restore` restores them.")
+        output.print_line(f"Changed: {len(outcome.changed)} files. Their old values are in {state}.", style="bold")
+        output.print_line("`meshwright tune system --restore` restores them.")
     else:
-        print_line("Nothing was changed.", style="bold")
+        output.print_line("Nothing was changed.", style="bold")
     for f in outcome.stuck:
-        print_line(f"Not restored: {f.path}: {f.reason}; its value is still in {state}.", style="bold red")
+        output.print_line(f"Not restored: {f.path}: {f.reason}; its value is still in {state}.", style="bold red")
 
 
 MAX_WORKERS = 256  # `data.workers` of the run file
 
 
 @verb("tune dataloader")
-@run_argument()
+@options.run_argument()
 @key_options("overrides")
 @click.option(
-    "--workers", "counts", callback=numbers(low=0, high=MAX_WORKERS, example="0,1,2,4", word="auto"),
+    "--workers", "counts", callback=options.numbers(low=0, high=MAX_WORKERS, example="0,1,2,4", word="auto"),
     default="auto", show_default=True, metavar="N,N,...",
     help="Numbers of threads to try, 0 to 256. 0 reads in the training thread; auto: up to the cores of a process.",
 )  # fmt: skip
-@seconds_option(
+@options.seconds_option(
     "--step-time", "step_s", above=True,
     help="Measured time of a training step.  [default: the planner's estimate]",
 )  # fmt: skip
-@budget_option(default="60s", help="Time to measure, as in 90s, 3m or 1h; every number is measured at least 3 times.")
-@write_option(help="Write a copy of the run file with the numbers found.")
+@options.budget_option(
+    default="60s", help="Time to measure, as in 90s, 3m or 1h; every number is measured at least 3 times."
+)
+@options.write_option(help="Write a copy of the run file with the numbers found.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the numbers found into RUN.yaml.")
 def dataloader(*, counts: tuple[int, ...] | None, step_s: float | None, budget_s: float, **files: Any) -> None:
     """Find the number of data loading threads for training and validation.
@@ -225,24 +206,24 @@ def dataloader(*, counts: tuple[int, ...] | None, step_s: float | None, budget_s
     Changes nothing without --write or --apply. They set data.workers and train.evaluate.workers in a run file.
     """
     run, target = tuned_run("data loading is", **files)
-    tune = load_with_torch("meshwright.cli.tune_dataloader_torch:tune_run", what="measuring data loading")
+    tune = output.load_with_torch("meshwright.cli.tune_dataloader_torch:tune_run", what="measuring data loading")
     found = tune(run, counts=counts, step_s=step_s, budget_s=budget_s)
     if target is not None:
         runfile.write_text(found.text(), target)
-    if not emitted_json(found.document(target)):
+    if not output.emitted_json(found.document(target)):
         found.show(target)
 
 
 @verb("tune gemm")
-@run_argument()
+@options.run_argument()
 @key_options("overrides")
-@file_option(
+@options.file_option(
     "--out", "out",
     help="Tuning file to write.  [default with --write or --apply: the run file's name with .gemm.json]",
 )  # fmt: skip
-@write_option(help="Write a copy of the run file that names the tuning file.")
+@options.write_option(help="Write a copy of the run file that names the tuning file.")
 @click.option("--apply", "is_apply", is_flag=True, help="Name the tuning file in RUN.yaml.")
-@budget_option(default="60s", help="Time to measure, one part to search and one to confirm: 90s, 3m, 1h.")
+@options.budget_option(default="60s", help="Time to measure, one part to search and one to confirm: 90s, 3m, 1h.")
 def gemm(*, run_path: Path, out: Path | None, budget_s: float, **files: Any) -> None:
     """Find the fastest GEMM kernels, library and threads for a run.
 
@@ -258,7 +239,7 @@ def gemm(*, run_path: Path, out: Path | None, budget_s: float, **files: Any) -> 
     run, target = tuned_run("GEMMs are", out, run_path=run_path, **files)
     if out is not None and out.resolve() in {p.resolve() for p in (run_path, target) if p}:
         raise InputError("--out is the run file itself", got=str(out), hint="name another file")
-    tune = load_with_torch("meshwright.cli.tune_gemm_torch:tune_run", what="tuning GEMMs")
+    tune = output.load_with_torch("meshwright.cli.tune_gemm_torch:tune_run", what="tuning GEMMs")
     found = tune(run, budget_s=budget_s)
     if out is None and target is not None:
         out = run_path.with_suffix(".gemm.json")
@@ -270,7 +251,7 @@ def gemm(*, run_path: Path, out: Path | None, budget_s: float, **files: Any) -> 
         runfile.write_text(found.tuning_text(), out)
         if text is not None and target is not None:
             runfile.write_text(text, target)
-    if not emitted_json(found.document(written)):
+    if not output.emitted_json(found.document(written)):
         found.show(written)
 
 
@@ -283,16 +264,16 @@ MOST_ROWS = 12  # of the table
 
 
 @verb("tune learning-rate")
-@run_argument()
+@options.run_argument()
 @key_options("overrides")
 @click.option("--from", "low", type=float, default=1e-7, show_default=True, metavar="RATE", help="First rate.")
 @click.option("--to", "high", type=float, default=1.0, show_default=True, metavar="RATE", help="Last rate.")
-@count_option(
+@options.count_option(
     "--steps", "num_steps", low=10, high=100_000, default=100,
     help="Steps from the first rate to the last.",
 )  # fmt: skip
-@html_option
-@write_option(help="Write a copy of the run file with the suggested rate.")
+@options.html_option
+@options.write_option(help="Write a copy of the run file with the suggested rate.")
 @click.option("--apply", "is_apply", is_flag=True, help="Write the suggested rate into RUN.yaml.")
 def learning_rate(*, low: float, high: float, num_steps: int, html_path: Path | None, **files: Any) -> None:
     """Find a learning rate for a run by a range test.
@@ -305,7 +286,7 @@ def learning_rate(*, low: float, high: float, num_steps: int, html_path: Path | 
     """
     _check_range(low, high)
     run, target = tuned_run("rate is", html_path, **files)
-    test = load_with_torch(
+    test = output.load_with_torch(
         "meshwright.engines.native.rate_range_test:run_range_test", what="a learning-rate range test"
     )
     found: RateRange = test(run, num_steps=num_steps, low=low, high=high)
@@ -314,8 +295,8 @@ def learning_rate(*, low: float, high: float, num_steps: int, html_path: Path | 
         target = None
     elif target is not None:
         runfile.write_text(_rate_text(run, values), target)
-    write_html("meshwright.report.learning_rate_page:learning_rate_page", found, run=run, path=html_path)
-    if not emitted_json(_rate_document(run, found, values=values, written=target)):
+    output.write_html("meshwright.report.learning_rate_page:learning_rate_page", found, run=run, path=html_path)
+    if not output.emitted_json(_rate_document(run, found, values=values, written=target)):
         _show_rates(run, found, values=values, written=target)
 
 
@@ -371,25 +352,29 @@ def _show_rates(run: Run, found: RateRange, *, values: dict[str, float], written
     every = max(1, -(-len(found.rates) // MOST_ROWS))
     rows = list(zip(found.rates, found.losses, found.smoothed, strict=True))
     shown = [*rows[:-1:every], rows[-1]]
-    print_table(
+    output.print_table(
         {"learning rate": "right", "loss": "right", "smoothed": "right"},
         [(f"{rate:.2e}", f"{loss:.4f}", f"{smoothed:.4f}") for rate, loss, smoothed in shown],
     )
     if found.divergence is None:
-        note(f"the loss did not diverge up to {found.end:g}: a larger --to shows where it does")
+        output.note(f"the loss did not diverge up to {found.end:g}: a larger --to shows where it does")
     if not values:
-        print_line("Nothing is suggested, nothing is written: the loss does not fall within this range.", style="bold")
+        output.print_line(
+            "Nothing is suggested, nothing is written: the loss does not fall within this range.", style="bold"
+        )
         return
     end = "" if found.divergence is None else f", divergence at {found.divergence:.1e}"
-    print_line(
+    output.print_line(
         f"Suggested peak for {run.optimizer.name}: {found.suggested:.1e} "
         f"(steepest descent at {found.steepest:.1e}{end}).",
         style="bold",
     )
     for key, value in values.items():
-        print_line(f"{key}: {value:g}" if written else f"Nothing is changed: --apply and --write set {key}={value:g}.")
+        output.print_line(
+            f"{key}: {value:g}" if written else f"Nothing is changed: --apply and --write set {key}={value:g}."
+        )
     if written is not None:
-        print_line(f"Written: {written}. The learning rate was {run.optimizer.learning_rate:g}.")
+        output.print_line(f"Written: {written}. The learning rate was {run.optimizer.learning_rate:g}.")
 
 
 command = verb_group(
