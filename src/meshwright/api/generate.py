@@ -10,18 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api import arguments
-from meshwright.api.question import (
-    AnyName,
-    Count,
-    Flag,
-    Hook,
-    Number,
-    OneOf,
-    PlainText,
-    Step,
-    answered_by_body,
-    question,
-)
+from meshwright.api import question as api
 from meshwright.errors import InputError
 from meshwright.training.cpu_libraries import require_torch
 
@@ -36,54 +25,54 @@ PromptLike = str | Sequence[Mapping[str, Any]]
 """A text to continue, or the messages of a conversation: [{"role": "user", "content": "Hello"}]."""
 
 
-MODEL = AnyName(
+MODEL = api.AnyName(
     "Run folder, run file, folder of checkpoints or one of them, Hugging Face folder, PEFT adapter, or "
     "OWNER/NAME[@REVISION] on the Hugging Face hub."
 )
-STEP = Step("Step of the checkpoint, or `best`: the step with the lowest validation loss.", unset="the newest")
-DTYPE = OneOf("Number format.", unset="as trained, or as the files are", values=("fp32", "bf16", "fp16"))
-TOKENIZER = AnyName("Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME.")
-ADAPTER = AnyName("LoRA adapter to add to the weights; or the run that trained it.", metavar="FOLDER")
+STEP = api.Step("Step of the checkpoint, or `best`: the step with the lowest validation loss.", unset="the newest")
+DTYPE = api.OneOf("Number format.", unset="as trained, or as the files are", values=("fp32", "bf16", "fp16"))
+TOKENIZER = api.AnyName("Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME.")
+ADAPTER = api.AnyName("LoRA adapter to add to the weights; or the run that trained it.", metavar="FOLDER")
 
 
-@question("meshwright.api.generate:generated")
+@api.question("meshwright.api.generate:generated")
 def generate(
     model: Annotated[str | os.PathLike[str], MODEL],
     prompts: Annotated[
-        PromptLike | Sequence[PromptLike], Hook("A text, the messages of a conversation, or a list of such.")
+        PromptLike | Sequence[PromptLike], api.Hook("A text, the messages of a conversation, or a list of such.")
     ],
     *,
     max_tokens: Annotated[
-        int | None, Count("Most tokens of a completion.", unset="256, or what the trained positions leave room for")
+        int | None, api.Count("Most tokens of a completion.", unset="256, or what the trained positions leave room for")
     ] = None,
     temperature: Annotated[
-        float | None, Number("0 takes the most probable token.", unset="the model's, or 0", metavar="T")
+        float | None, api.Number("0 takes the most probable token.", unset="the model's, or 0", metavar="T")
     ] = None,
     top_k: Annotated[
-        int | None, Count("Draw from the K most probable tokens; 0: from all.", low=0, metavar="K")
+        int | None, api.Count("Draw from the K most probable tokens; 0: from all.", low=0, metavar="K")
     ] = None,
     top_p: Annotated[
-        float | None, Number("Draw from the most probable tokens that together have P.", metavar="P")
+        float | None, api.Number("Draw from the most probable tokens that together have P.", metavar="P")
     ] = None,
     min_p: Annotated[
-        float | None, Number("Draw from tokens with at least P times the largest probability.", metavar="P")
+        float | None, api.Number("Draw from tokens with at least P times the largest probability.", metavar="P")
     ] = None,
     repetition_penalty: Annotated[
-        float | None, Number("Above 1 makes tokens that are there already less probable.", metavar="R")
+        float | None, api.Number("Above 1 makes tokens that are there already less probable.", metavar="R")
     ] = None,
     seed: Annotated[
-        int | None, Count("Seed of the random streams.", unset="a new one, in the settings", low=0, high=MAX_SEED)
+        int | None, api.Count("Seed of the random streams.", unset="a new one, in the settings", low=0, high=MAX_SEED)
     ] = None,
-    stop: Annotated[Sequence[str], PlainText("Text before which a completion ends.")] = (),
-    batch: Annotated[int, Count("Prompts that are completed at once.", high=MAX_BATCH)] = 8,
+    stop: Annotated[Sequence[str], api.PlainText("Text before which a completion ends.")] = (),
+    batch: Annotated[int, api.Count("Prompts that are completed at once.", high=MAX_BATCH)] = 8,
     step: Annotated[int | Literal["best"] | None, STEP] = None,
     dtype: Annotated[str | None, DTYPE] = None,
     tokenizer: Annotated[str | os.PathLike[str] | None, TOKENIZER] = None,
     adapter: Annotated[str | os.PathLike[str] | None, ADAPTER] = None,
-    beyond_positions: Annotated[bool, Flag("Allow more positions than the model is trained for.")] = False,
+    beyond_positions: Annotated[bool, api.Flag("Allow more positions than the model is trained for.")] = False,
     on_text: Annotated[
         Callable[[int, str], None] | None,
-        Hook("Called with the number of a prompt and each new part of its completion."),
+        api.Hook("Called with the number of a prompt and each new part of its completion."),
     ] = None,
 ) -> Generation:
     """Continue prompts with a trained model, on this machine's accelerator or its CPU.
@@ -103,7 +92,7 @@ def generate(
         >>> mw.generate("runs/first", "def main(", max_tokens=20).text  # doctest: +SKIP
         'self):'
     """
-    return answered_by_body()
+    return api.answered_by_body()
 
 
 def generated(

@@ -9,17 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
-from meshwright.api.question import (
-    AnyPath,
-    Count,
-    Hook,
-    OneOf,
-    PlainText,
-    ShellCommand,
-    answered_by_body,
-    question,
-    question_of,
-)
+from meshwright.api import question as api
 from meshwright.api.runs import OVERRIDES, Overrides
 
 if TYPE_CHECKING:
@@ -29,11 +19,11 @@ SAY_EVERY_S = 10.0
 Say = Callable[[str], None]
 
 
-@question("meshwright.api.run_benchmark:benchmark_runs")
+@api.question("meshwright.api.run_benchmark:benchmark_runs")
 def mlperf_run(
     name: Annotated[
         str,
-        PlainText(
+        api.PlainText(
             "A benchmark, such as `proxy_pretrain_xs`, or the path of a run file named like one.",
             metavar="BENCHMARK_OR_RUN.yaml",
         ),
@@ -41,45 +31,45 @@ def mlperf_run(
     *,
     out: Annotated[
         str | os.PathLike[str] | None,
-        AnyPath(
+        api.AnyPath(
             "Folder of the set: result_0.txt, result_1.txt, ... and their records.", unset="runs/NAME", is_file=False
         ),
     ] = None,
     num_runs: Annotated[
-        int | None, Count("Number of runs.", unset="the number that a score takes", flag="--runs", high=1000)
+        int | None, api.Count("Number of runs.", unset="the number that a score takes", flag="--runs", high=1000)
     ] = None,
     round_name: Annotated[
-        str | None, PlainText("Round whose rules apply.", unset="the newest", flag="--round", metavar="ROUND")
+        str | None, api.PlainText("Round whose rules apply.", unset="the newest", flag="--round", metavar="ROUND")
     ] = None,
     division: Annotated[
-        str, OneOf("closed: settings that the rules fix are refused if they differ.", values=("closed", "open"))
+        str, api.OneOf("closed: settings that the rules fix are refused if they differ.", values=("closed", "open"))
     ] = "closed",
     overrides: Annotated[Overrides, OVERRIDES] = (),
     data: Annotated[
-        str | os.PathLike[str] | None, AnyPath("Folder of the data set ($MESHWRIGHT_MLPERF_DATA).", metavar="DIR")
+        str | os.PathLike[str] | None, api.AnyPath("Folder of the data set ($MESHWRIGHT_MLPERF_DATA).", metavar="DIR")
     ] = None,
     weights: Annotated[
         str | os.PathLike[str] | None,
-        AnyPath("Folder of the weights to start from ($MESHWRIGHT_MLPERF_WEIGHTS).", metavar="DIR"),
+        api.AnyPath("Folder of the weights to start from ($MESHWRIGHT_MLPERF_WEIGHTS).", metavar="DIR"),
     ] = None,
-    org: Annotated[str, PlainText("Organization, for the logs.", metavar="NAME")] = "unnamed",
+    org: Annotated[str, api.PlainText("Organization, for the logs.", metavar="NAME")] = "unnamed",
     platform: Annotated[
-        str | None, PlainText("Name of the system, for the logs.", unset="cores and architecture", metavar="NAME")
+        str | None, api.PlainText("Name of the system, for the logs.", unset="cores and architecture", metavar="NAME")
     ] = None,
     system: Annotated[
         str | os.PathLike[str] | None,
-        AnyPath(
+        api.AnyPath(
             "JSON file whose fields replace gathered fields in the description of the system.",
             is_folder=False,
             exists=True,
         ),
     ] = None,
     seeds: Annotated[
-        Sequence[int], Count("Seeds, to repeat runs.", unset="from the system", low=0, is_joined=True)
+        Sequence[int], api.Count("Seeds, to repeat runs.", unset="from the system", low=0, is_joined=True)
     ] = (),
     warm_up_steps: Annotated[
         int | None,
-        Count(
+        api.Count(
             "Steps on random tokens before the clock starts; they are undone.",
             unset="the benchmark's",
             flag="--warm-up",
@@ -89,17 +79,17 @@ def mlperf_run(
     ] = None,
     num_concurrent: Annotated[
         int | None,
-        Count("Runs side by side.", unset="1; for a proxy the number of cores", flag="--concurrent", high=1024),
+        api.Count("Runs side by side.", unset="1; for a proxy the number of cores", flag="--concurrent", high=1024),
     ] = None,
     launcher: Annotated[
         Sequence[str],
-        ShellCommand(
+        api.ShellCommand(
             "Command that starts the processes of a run, on several hosts too, as in 'torchrun --no-python ...'. It "
             "sets the variables that torchrun sets.",
             metavar="COMMAND",
         ),
     ] = (),
-    say: Annotated[Say | None, Hook("Receives lines of progress.")] = None,
+    say: Annotated[Say | None, api.Hook("Receives lines of progress.")] = None,
 ) -> BenchmarkRuns:
     """Take the timed runs of a benchmark, or those that are missing of a set that was interrupted. Imports PyTorch.
 
@@ -116,7 +106,7 @@ def mlperf_run(
         >>> mw.mlperf_run("proxy_pretrain_xs", out="runs/p1").num_converged  # doctest: +SKIP
         10
     """
-    return answered_by_body()
+    return api.answered_by_body()
 
 
 def benchmark_runs(*, say: Say | None, **asked: Any) -> BenchmarkRuns:
@@ -143,7 +133,7 @@ def plan_benchmark(**asked: Any) -> dict[str, Any]:
 
     from meshwright.mlperf.running import as_mapping
 
-    found = question_of(mlperf_run)
+    found = api.question_of(mlperf_run)
     with TemporaryDirectory() as scratch:
         given = found.defaults | asked | {"out": Path(scratch) / "set"}
         del given["say"]

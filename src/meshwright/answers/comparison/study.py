@@ -8,17 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
+from meshwright.answers.comparison import ratios
 from meshwright.answers.comparison.cautions import ConditionRow, cautions, differences, unlike
 from meshwright.answers.comparison.opening import open_sides
-from meshwright.answers.comparison.ratios import (
-    CONFIDENCE,
-    FEWEST_OF_BOOTSTRAP,
-    RANDOM_STATE,
-    RESAMPLES,
-    MeanRatio,
-    Verdict,
-    mean_ratios,
-)
+from meshwright.answers.comparison.ratios import MeanRatio, Verdict
 from meshwright.answers.comparison.sides import MEMORY, Breakdown, Side, known_accelerator, shortened
 from meshwright.catalog.accelerators import line_of_succession
 from meshwright.errors import InfeasibleError, InputError
@@ -82,7 +75,7 @@ class SideComparison(Result):
                 }
                 for g in self.gaps
             ],
-            "bootstrap": {"resamples": RESAMPLES, "random_state": RANDOM_STATE, "confidence": 0.95},
+            "bootstrap": {"resamples": ratios.RESAMPLES, "random_state": ratios.RANDOM_STATE, "confidence": 0.95},
             "endnotes": endnotes(self.sides),
         }  # fmt: skip
         return jsonable(document)
@@ -120,7 +113,7 @@ def compare_sides(sides: Sequence[Side], *, is_like_for_like: bool = False) -> S
     Raises InputError where nothing is common, InfeasibleError where a like-for-like comparison is not one.
     """
     baseline, *others = sides
-    means = [mean for other in others for mean in mean_ratios(baseline, other)]
+    means = [mean for other in others for mean in ratios.mean_ratios(baseline, other)]
     if not means:
         raise InputError(
             "the sides have no workload and metric in common",
@@ -169,8 +162,8 @@ def endnotes(sides: Sequence[Side]) -> list[str]:
 
 METHOD = (
     f"Ratio: side over baseline where higher is better, baseline over side where lower is, so that above 1 is better. "
-    f"Its {CONFIDENCE:.0%} interval is Student's t of fewer than {FEWEST_OF_BOOTSTRAP} samples, else a bootstrap, of "
-    f"both sides with {RESAMPLES:,} draws and random state {RANDOM_STATE}; "
+    f"Its {ratios.CONFIDENCE:.0%} interval is Student's t of fewer than {ratios.FEWEST_OF_BOOTSTRAP} samples, else a "
+    f"bootstrap, of both sides with {ratios.RESAMPLES:,} draws and random state {ratios.RANDOM_STATE}; "
     "without samples there is none. The geometric mean weighs each workload alike; leave-one-out is its range without "
     "one workload; whole time is the time of one unit of every workload, baseline over side"
 )

@@ -8,14 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from meshwright.answers.text_table import TextTable
-from meshwright.api.inference import (
-    HARDWARE,
-    inference_accuracy,
-    inference_calibrate,
-    inference_capacity,
-    inference_estimate,
-    inference_plan,
-)
+from meshwright.api import inference as api
+from meshwright.api.inference import HARDWARE
 from meshwright.api.question import ask
 from meshwright.cli import output
 from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option
@@ -41,7 +35,7 @@ def capacity(*, asked: dict[str, Any]) -> None:
 
     Exits with 1 if not one session of this length fits.
     """
-    found = ask(inference_capacity, asked)
+    found = ask(api.inference_capacity, asked)
     output.emit(found, _print_capacity)
     output.exit_unless(found.fits)
 
@@ -84,7 +78,7 @@ def estimate(
     within --ttft and --itl (goodput), and the highest rate that keeps these bounds.
     """
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
-    found = ask(inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
+    found = ask(api.inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
     if output.emitted_json(found):
         return
     of = found.server.of
@@ -123,7 +117,7 @@ def plan(
     Exits with 1 if no layout keeps the bounds.
     """
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
-    found = ask(inference_plan, asked, prices=prices)
+    found = ask(api.inference_plan, asked, prices=prices)
     left = () if folder is None else found.write(folder)
     if output.emitted_json(found):
         return
@@ -149,7 +143,7 @@ def calibrate(*, asked: dict[str, Any], out: Path | None) -> None:
     The error of each quantity is printed twice: fitted, and held out, where each model with its lengths is predicted
     from the others.
     """
-    found = ask(inference_calibrate, asked)
+    found = ask(api.inference_calibrate, asked)
     target = out or Path(f"{found.calibration.engine.name}-{found.calibration.accelerator}.json")
     output.write_document(found.to_dict(), target)
     if output.emitted_json({"calibration": target, **found.to_dict()}):
@@ -176,7 +170,7 @@ def accuracy(*, asked: dict[str, Any], by: str, show_rows: bool, **served: str |
     not seen. Records of a server of yours are points too: output tokens/s, mean TTFT and mean time per output token of
     every usable load.
     """
-    found = ask(inference_accuracy, asked, **served)
+    found = ask(api.inference_accuracy, asked, **served)
     for reason, count in found.unused_loads.items():
         output.note(f"{count} loads {reason} are not used")
     if output.emitted_json(found):
