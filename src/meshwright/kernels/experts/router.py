@@ -16,7 +16,7 @@
 
 `torch.topk` does not say which of equal values it takes, and on a CPU it takes neither the first nor the last. So the
 reference orders equal ones by their number, and all routes choose alike. Weights, scores and z have gradients; the
-balance loss is made of the scores (`training.models.balance`).
+balance loss is made of the scores (`training.models.experts`).
 
 N tokens, E experts, C choices (top_k), G groups of X experts. Sources: Mixtral (Jiang et al. 2024, section 2.1),
 DeepSeek-V3 (2024, section 2.1.2), Zoph et al. 2022 (z-loss).

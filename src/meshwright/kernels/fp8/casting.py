@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from meshwright.kernels.dispatch import choose
-from meshwright.kernels.fp8.formats import CastForm, Quantized, quantize, stacked
-from meshwright.kernels.fp8.triton_formats import serves_cast
-from meshwright.kernels.routes import Route
+from meshwright.kernels.fp8.formats import CastForm, Element, Quantized, Scaling, quantize, stacked
+from meshwright.kernels.routes import KernelCall, Refusal, Route
+from meshwright.kernels.triton_route import serves_triton
 
 Both = tuple[Quantized | None, Quantized | None]
 """A matrix [M, K] and its transpose [K, M], or stacks of both; an unwanted one is None."""
@@ -48,6 +49,25 @@ def both_of(found: Sequence[Tensor], x: Tensor, form: CastForm) -> Both:
     of_rows = Quantized(values=found[0], scales=found[1], shape=(rows, columns), **how)
     of_columns = Quantized(values=found[2], scales=found[3], shape=(columns, rows), **how)
     return of_rows if form.with_rows else None, of_columns if form.with_columns else None
+
+
+def serves_cast(call: KernelCall) -> Refusal | None:
+    """Refuse 4-bit values, and calls that `serves_triton` refuses."""
+    if f"element:{Element.E2M1}" in call.flags:
+        return Refusal(reason="4-bit values are emulated by the reference only")
+    return serves_triton(call)
+
+
+def serves_gated_cast(call: KernelCall) -> Refusal | None:
+    """Refuse scales of squares too."""
+    if f"scaling:{Scaling.SQUARE}" in call.flags:
+        return Refusal(reason="only weights have scales of squares")
+    return serves_cast(call)
+
+
+def serves_gemm(call: KernelCall) -> Refusal | None:
+    """As `serves_cast`, of operands in 8 bits."""
+    return serves_cast(replace(call, dtypes=()))
 
 
 ROUTES = {"fp8_cast": {"reference": Route(reference), "triton": Route(_triton, serves=serves_cast)}}

@@ -62,7 +62,7 @@ class _Fp8FeedForward(Function):
         ctx: Any, x_MD: Tensor, gate: Tensor, up: Tensor, down: Tensor, gate_bias: Tensor | None,
         up_bias: Tensor | None, block: Fp8Block,
     ) -> Tensor:  # fmt: skip
-        needs, states, counts_E = _Needs.of(ctx), block.states, block.counts
+        needs, states, counts_E = _Needs(*ctx.needs_input_grad[:6]), block.states, block.counts
         x_rows, x_columns = states[GATE].cast(x_MD, of=INPUT, with_columns=needs.gate or needs.up)
         states[UP].share_input(states[GATE])
         hidden, weights = [], []
@@ -83,7 +83,7 @@ class _Fp8FeedForward(Function):
     @only_once
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x_columns, gate_MF, up_MF, h_columns, *weights = kept(ctx)
-        needs, block = _Needs.of(ctx), ctx.block
+        needs, block = _Needs(*ctx.needs_input_grad[:6]), ctx.block
         states, counts_E, dtype = block.states, block.counts, grads[0].dtype
         found: dict[str, Tensor] = {}
         rows, columns = states[DOWN].cast(grads[0], of=GRADIENT, with_rows=needs.hidden, with_columns=needs.down)
@@ -126,10 +126,6 @@ class _Needs:
     down: bool
     gate_bias: bool
     up_bias: bool
-
-    @classmethod
-    def of(cls, ctx: Any) -> _Needs:
-        return cls(*ctx.needs_input_grad[:6])
 
     @property
     def hidden(self) -> bool:

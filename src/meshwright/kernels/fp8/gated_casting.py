@@ -22,9 +22,8 @@ from torch.nn import functional
 from meshwright.kernels import gated_activation
 from meshwright.kernels.dispatch import choose
 from meshwright.kernels.fp8 import casting
-from meshwright.kernels.fp8.casting import Both, both_of
+from meshwright.kernels.fp8.casting import Both, both_of, serves_gated_cast
 from meshwright.kernels.fp8.formats import CastForm, Scaling, group_amax
-from meshwright.kernels.fp8.triton_formats import serves_gated_cast
 from meshwright.kernels.routes import Route
 from meshwright.kernels.shapes import require_alike
 

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
+from meshwright.kernels.fp8.casting import serves_gemm
 from meshwright.kernels.fp8.formats import Quantized, Scaling, require_scalings
-from meshwright.kernels.fp8.triton_formats import serves_gemm
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
 
 LIBRARY_MULTIPLE = 16

@@ -24,9 +24,9 @@ from torch import Tensor
 
 from meshwright.errors import InputError
 from meshwright.kernels.dispatch import choose
+from meshwright.kernels.fp8.casting import serves_gemm
 from meshwright.kernels.fp8.formats import BLOCK, Element, Quantized, Scaling, require_scalings
 from meshwright.kernels.fp8.gemm import LIBRARY_MULTIPLE
-from meshwright.kernels.fp8.triton_formats import serves_gemm
 from meshwright.kernels.operators import operator
 from meshwright.kernels.routes import ANY, KernelCall, Refusal, Route
 
