@@ -24,14 +24,10 @@ from meshwright.training.checkpoints.files import (
 from meshwright.training.checkpoints.saver import CheckpointSaver
 
 if TYPE_CHECKING:
-    from meshwright.training.checkpoints.reading import load
-    from meshwright.training.checkpoints.writing import save
-
-LATER = {"load": "reading", "save": "writing"}
-"""Names whose modules import distributed tensors with PyTorch's checkpoints: opened when they are used."""
+    from meshwright.training.checkpoints.writing import load, save
 
 
 def __getattr__(name: str) -> Any:
-    if name not in LATER:
+    if name not in ("load", "save"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{LATER[name]}"), name)
+    return getattr(import_module(f"{__name__}.writing"), name)  # which imports distributed tensors

@@ -1,4 +1,8 @@
-"""Write checkpoints. A partial folder is synced, checksummed, and only then renamed."""
+"""Write and load checkpoints. A partial folder is synced, checksummed, and only then renamed.
+
+A tensor is stored under the name of its parameter, whatever pipeline stage or shard it came from, so a checkpoint loads
+under another plan and on another number of processes.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load as read_state
 from torch.distributed.checkpoint.state_dict_saver import save as write_state
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
@@ -21,6 +26,7 @@ from torch.futures import Future
 from meshwright.errors import InputError
 from meshwright.files import FORMAT, sync, write_atomically
 from meshwright.training.checkpoints import files
+from meshwright.training.checkpoints.metadata import CheckpointReader
 from meshwright.training.checkpoints.peers import Peers
 
 
@@ -133,3 +139,33 @@ def disk_errors(folder: Path) -> Iterator[None]:
         hint = "older checkpoints are untouched: free space, or set train.checkpoint.keep, and --resume"
         message = f"cannot write a checkpoint below {folder}: {cause.strerror or cause}"
         raise InputError(message, hint=hint) from error
+
+
+def load(saved: files.SavedCheckpoint, *, into: dict[str, Tensor], zero_if_absent: str | None = None) -> dict[str, Any]:
+    """Read `saved` into the tensors of `into`, in place, and return the manifest. Every process calls it.
+
+    Tensors whose names begin with `zero_if_absent` are set to 0 where the checkpoint lacks them.
+
+    Raises InputError when a tensor is missing or has another shape.
+    """
+    manifest = files.read_manifest(saved.path)
+    reader = CheckpointReader(saved.path)
+    stored = reader.read_metadata().state_dict_metadata
+    absent = [n for n in into if zero_if_absent and n.startswith(zero_if_absent) and n not in stored]
+    for name in absent:
+        into[name].zero_()
+    into = {name: tensor for name, tensor in into.items() if name not in absent}
+    for name, tensor in into.items():
+        held = getattr(stored.get(name), "size", None)
+        if held is None:
+            raise InputError(
+                f"checkpoint {saved.path} has no tensor {name!r}", hint="it is of another model or optimizer"
+            )
+        if tuple(held) != tuple(tensor.shape):
+            raise InputError(
+                f"checkpoint {saved.path}: {name} has another shape", got=tuple(held), allowed=tuple(tensor.shape)
+            )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        read_state(into, storage_reader=reader)
+    return manifest
