@@ -26,8 +26,7 @@ from meshwright.training.models import (
     init_weights,
     update_routing_bias,
 )
-from meshwright.training.models.balance import balance_loss
-from meshwright.training.models.experts import MixtureOfExperts
+from meshwright.training.models.experts import MixtureOfExperts, balance_loss
 from meshwright.training.models.families import check_model
 
 DENSE = replace(TINY, num_layers=4)
