@@ -20,8 +20,7 @@ from meshwright.training import checkpoints, conversion
 from meshwright.training.checkpoints import SavedCheckpoint
 from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.corpus import open_data
-from meshwright.training.data.tokenizer import tokenizer_from_path
-from meshwright.training.data.turn_end import turn_end
+from meshwright.training.data.tokenizer import tokenizer_from_path, turn_end
 from meshwright.training.models import add_adapters, build_model
 from meshwright.training.weights import adapters_of, find_weights, save_weights
 

@@ -22,10 +22,10 @@ from meshwright.training.data.tokenizer import (
     Tokenizer,
     notes_on_end,
     tokenizer_from_path,
+    turn_end,
     with_added_tokens,
 )
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES, copy_files, write_tokenizer
-from meshwright.training.data.turn_end import turn_end
 from meshwright.training.weights import find_description, fingerprint
 from meshwright.training.weights.origin import MODEL_FILES, positions_of
 

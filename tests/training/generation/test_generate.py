@@ -272,16 +272,14 @@ def test_a_stop_string_ends_a_text_and_is_not_in_it(folder):
 
 
 def test_what_the_template_writes_after_an_answer_ends_it(folder):
-    from meshwright.training.data.tokenizer import ByteTokenizer, tokenizer_from_path
-    from meshwright.training.data.turn_end import turn_end
+    from meshwright.training.data.tokenizer import ByteTokenizer, tokenizer_from_path, turn_end
 
     assert turn_end(tokenizer_from_path(folder)).stops == ("</assistant>",)
     assert turn_end(ByteTokenizer()).stops == ("<|im_end|>",)
 
 
 def test_a_special_token_after_an_answer_is_an_end_token(copy):
-    from meshwright.training.data.tokenizer import tokenizer_from_path
-    from meshwright.training.data.turn_end import turn_end
+    from meshwright.training.data.tokenizer import tokenizer_from_path, turn_end
 
     place = copy()
     (place / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}")

@@ -22,7 +22,7 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.specs.generation import Sampling
 from meshwright.specs.run import Run
-from meshwright.training.data.turn_end import turn_end
+from meshwright.training.data.tokenizer import turn_end
 from meshwright.training.generation import Sampler
 from meshwright.training.generation.text import TextStream
 from meshwright.training.weights import save_adapters

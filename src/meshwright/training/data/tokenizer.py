@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -18,6 +19,7 @@ from meshwright.files import write_atomically
 from meshwright.hub import fetch, is_hub_name
 from meshwright.json_values import load_json, parse_json
 from meshwright.training.data.chat import ChatML, JinjaChat
+from meshwright.training.data.conversations import Conversation
 from meshwright.training.data.documents import Chat
 
 HUB_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
@@ -278,3 +280,31 @@ def _content(token: Any) -> str | None:
     """A special token is written as text, or as an object that holds it."""
     token = token.get("content") if isinstance(token, Mapping) else token
     return token if isinstance(token, str) else None
+
+
+# --- the end of an answer ---
+
+_MARK = "MESHWRIGHT"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnEnd:
+    """End of an answer in the chat template: tokens of its own, or text."""
+
+    tokens: tuple[int, ...] = ()
+    stops: tuple[str, ...] = ()
+
+
+def turn_end(tokenizer: Tokenizer) -> TurnEnd:
+    """The end of an answer in the tokenizer's chat template: a special token, or the first line of text."""
+    messages: list[Mapping[str, Any]] = [{"role": "user", "content": _MARK}, {"role": "assistant", "content": _MARK}]
+    try:
+        after = tokenizer.chat.render(Conversation(messages=messages)).text.rpartition(_MARK)[2].strip()
+    except InputError:  # a template for other conversations: the end tokens are all that ends an answer
+        return TurnEnd()
+    if not after:
+        return TurnEnd()
+    first = int(tokenizer.encode([after])[0][0])
+    if not tokenizer.decode([first]):
+        return TurnEnd(tokens=(first,))
+    return TurnEnd(stops=(after.splitlines()[0],))

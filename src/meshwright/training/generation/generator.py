@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from meshwright.errors import InputError
 from meshwright.specs.generation import Sampling
-from meshwright.training.data.turn_end import TurnEnd, turn_end
+from meshwright.training.data.tokenizer import TurnEnd, turn_end
 from meshwright.training.generation.cache import CachedModel
 from meshwright.training.generation.decoding import Completed, OnText, Prompt, Timing, complete
 from meshwright.training.generation.requests import Request, room_for, tokens_of
