@@ -6,10 +6,9 @@ import hashlib
 from pathlib import Path
 
 from meshwright.specs.run import SYNTHETIC, Run
+from meshwright.training.data.cache import SAMPLE_BYTES, sampled
 from meshwright.training.data.source import TokenFiles, is_from_hub, open_source
 from meshwright.training.data.tokenizer import ByteTokenizer, tokenizer_from_path
-
-SAMPLE_BYTES = 2**16
 
 
 def fingerprints(run: Run) -> dict[str, str | None]:
@@ -59,13 +58,5 @@ def tokenizer_fingerprint(run: Run) -> str | None:
 
 def _of_token_files(source: TokenFiles) -> str:
     """A digest of sizes, of all positions and of samples of the tokens: reading all takes minutes."""
-    digest = hashlib.sha256()
-    for prefix in source.prefixes:
-        for path in (prefix.with_name(f"{prefix.name}.idx"), prefix.with_name(f"{prefix.name}.bin")):
-            size = path.stat().st_size
-            digest.update(f"{path.suffix}:{size}:".encode())
-            with path.open("rb") as file:
-                for start in range(0, size, max(SAMPLE_BYTES, size // 64)):
-                    file.seek(start)
-                    digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+    files = (prefix.with_name(prefix.name + suffix) for prefix in source.prefixes for suffix in (".idx", ".bin"))
+    return sampled(((path.suffix, path) for path in files), lambda size: range(0, size, max(SAMPLE_BYTES, size // 64)))

@@ -244,9 +244,13 @@ def identity_from(document: object) -> RunIdentity:
     try:
         return TypeAdapter(RunIdentity).validate_python(document)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"this is no identity of a run: {where}: {first['msg']}") from error
+        raise InputError(f"this is no identity of a run: {first_fault(error)}") from error
+
+
+def first_fault(error: ValidationError) -> str:
+    """The first key that pydantic refuses, and why."""
+    first = error.errors()[0]
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
 
 
 def identity_of_manifest(manifest: Mapping[str, Any]) -> RunIdentity | None:

@@ -14,6 +14,7 @@ from meshwright.specs.model import Lora, Model
 from meshwright.specs.run import Data, Run, with_absolute_paths
 from meshwright.training.data.source import absolute_source
 from meshwright.training.data.tokenizer import Tokenizer
+from meshwright.training.run_identity import first_fault
 from meshwright.training.weights import Origin
 
 
@@ -84,6 +85,4 @@ def content_of(manifest: Mapping[str, Any]) -> Content | None:
     try:
         return TypeAdapter(Content).validate_python({key: manifest.get(key) for key in keys})
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise InputError(f"the checkpoint's manifest does not describe a model: {where}: {first['msg']}") from error
+        raise InputError(f"the checkpoint's manifest does not describe a model: {first_fault(error)}") from error

@@ -12,7 +12,7 @@ import hashlib
 import json
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ MANIFEST = "manifest.json"
 FULLY_CHECKED_BYTES = 4 * GIB
 """Digests are checked at every opening up to this size (about a second a GiB); beyond it sizes only."""
 
+SAMPLE_BYTES = 2**16
 REMEMBERED_BYTES = 256 * MIB
 """Source files from this size on are not read again to see whether they are the same."""
 
@@ -85,20 +86,45 @@ def digest_of(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=20)).hexdigest()
 
 
+def sampled(files: Iterable[tuple[str, Path]], starts: Callable[[int], Iterable[int]]) -> str:
+    """SHA-256 of sizes, names and samples of files; `starts` gives the places of the samples of a file by its size."""
+    digest = hashlib.sha256()
+    for name, path in files:
+        size = path.stat().st_size
+        digest.update(f"{name}:{size}:".encode())
+        with path.open("rb") as file:
+            for start in starts(size):
+                file.seek(start)
+                digest.update(file.read(SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
 def remembered_digest(file: Path, *, cache: Path) -> str:
     """`digest_of` a source file. A large file's digest is cached until its size or modification time changes."""
     fact = file.stat()
     if fact.st_size < REMEMBERED_BYTES:
         return digest_of(file)
-    name = hashlib.blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()
-    memory = cache / "digests" / name
-    state = f"{fact.st_size} {fact.st_mtime_ns}"
-    if memory.is_file() and (known := memory.read_text(encoding="utf-8").split("\n"))[0] == state:
-        return known[1]
-    digest = digest_of(file)
+    memory, state = memory_of(file, cache / "digests"), f"{fact.st_size} {fact.st_mtime_ns}"
+    if (known := recalled(memory, state)) is None:
+        remember(memory, state, known := [digest_of(file)])
+    return known[0]
+
+
+def memory_of(file: Path, folder: Path) -> Path:
+    """The file in `folder` with what is known of `file`."""
+    return folder / hashlib.blake2b(str(file.resolve()).encode(), digest_size=16).hexdigest()
+
+
+def recalled(memory: Path, state: str) -> list[str] | None:
+    """What is known of a file in this state; None: nothing."""
+    found, *known = memory.read_text(encoding="utf-8").split("\n") if memory.is_file() else [""]
+    return known if found == state else None
+
+
+def remember(memory: Path, state: str, known: Iterable[object]) -> None:
+    """Keep what is known of a file in this state."""
     memory.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(memory, f"{state}\n{digest}")
-    return digest
+    write_atomically(memory, "\n".join([state, *map(str, known)]))
 
 
 def _build(folder: Path, build: Callable[[Path], None], about: Mapping[str, Any], *, continues: bool) -> None:

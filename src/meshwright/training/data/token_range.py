@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
-from meshwright.training.data.cache import REMEMBERED_BYTES
+from meshwright.training.data.cache import REMEMBERED_BYTES, memory_of, recalled, remember
 from meshwright.training.data.megatron import IndexedTokens
 from meshwright.training.data.store import TokenStore
 
@@ -36,12 +34,10 @@ def _range_of(tokens: IndexedTokens, cache: Path) -> tuple[int, int]:
     known = _remembered(tokens, cache)
     if known is not None:
         return known
-    smallest, largest = _measure(tokens.tokens_N)
-    memory = _memory_of(tokens, cache)
+    measured = _measure(tokens.tokens_N)
     with suppress(OSError):  # a cache that cannot be written costs another reading
-        memory.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(memory, f"{_state(tokens)}\n{smallest}\n{largest}")
-    return smallest, largest
+        remember(*_memory_of(tokens, cache), measured)
+    return measured
 
 
 def is_remembered(store: TokenStore, *, cache: Path) -> bool:
@@ -51,21 +47,14 @@ def is_remembered(store: TokenStore, *, cache: Path) -> bool:
 
 
 def _remembered(tokens: IndexedTokens, cache: Path) -> tuple[int, int] | None:
-    memory = _memory_of(tokens, cache)
-    if not memory.is_file():
-        return None
-    known = memory.read_text(encoding="utf-8").split("\n")
-    return (int(known[1]), int(known[2])) if known[0] == _state(tokens) and len(known) == 3 else None
+    known = recalled(*_memory_of(tokens, cache))
+    return (int(known[0]), int(known[1])) if known is not None and len(known) == 2 else None
 
 
-def _memory_of(tokens: IndexedTokens, cache: Path) -> Path:
-    name = str(_token_file(tokens).resolve())
-    return cache / "token-ranges" / hashlib.blake2b(name.encode(), digest_size=16).hexdigest()
-
-
-def _state(tokens: IndexedTokens) -> str:
-    fact = _token_file(tokens).stat()
-    return f"{fact.st_size} {fact.st_mtime_ns} {tokens.tokens_N.dtype.str}"
+def _memory_of(tokens: IndexedTokens, cache: Path) -> tuple[Path, str]:
+    file = _token_file(tokens)
+    fact = file.stat()
+    return memory_of(file, cache / "token-ranges"), f"{fact.st_size} {fact.st_mtime_ns} {tokens.tokens_N.dtype.str}"
 
 
 def _measure(tokens_N: np.ndarray) -> tuple[int, int]:

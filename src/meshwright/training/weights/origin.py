@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,13 +15,13 @@ from meshwright.hub import fetch, is_hub_name
 from meshwright.json_values import load_json
 from meshwright.specs.model import Model
 from meshwright.specs.model_parts import ABSENT, parts_of
+from meshwright.training.data.cache import SAMPLE_BYTES, sampled
 from meshwright.training.data.tokenizer_files import TOKENIZER_FILES
 from meshwright.training.weights.reading import Shapes, check_weights
 
 MODEL_FILES = ("config.json", "generation_config.json", "configuration_*.py", "modeling_*.py")
 """Patterns of the files that describe a model to transformers, without its weights and its tokenizer."""
 HUB_FILES = ["*.safetensors", "*.safetensors.index.json", *MODEL_FILES, *TOKENIZER_FILES]
-SAMPLE_BYTES = 2**16
 NUMERICS = ("norm_epsilon", "rope", "attention.window", "windowed_layers")
 ROUTING = tuple(
     f"experts.{name}"
@@ -135,12 +134,5 @@ def fingerprint(folder: Path) -> str:
 
     Samples, because reading all bytes of a large model takes minutes; weights that were trained differ everywhere.
     """
-    digest = hashlib.sha256()
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        digest.update(f"{path.name}:{size}:".encode())
-        with path.open("rb") as file:
-            for start in (0, size // 2, max(0, size - SAMPLE_BYTES)):
-                file.seek(start)
-                digest.update(file.read(SAMPLE_BYTES))
-    return digest.hexdigest()
+    files = sorted(folder.glob("*.safetensors"))
+    return sampled(((p.name, p) for p in files), lambda size: (0, size // 2, max(0, size - SAMPLE_BYTES)))
