@@ -90,7 +90,7 @@ def test_a_batch_has_one_dtype_and_agrees_with_itself(samples: Samples) -> None:
 
 
 def test_synthetic_tokens_are_reproducible_and_never_repeat() -> None:
-    batches = Batches(samples=SyntheticSamples(vocab=50, sequence_length=8, seed=-1), global_batch=4)
+    batches = Batches(samples=SyntheticSamples(vocab=50, sequence_length=8, seed=-1), global_batch=4, vocab=50)
     assert torch.equal(batches.at(3).tokens_BT, batches.at(3).tokens_BT)
     assert not torch.equal(batches.at(3).tokens_BT, batches.at(4).tokens_BT)
     assert int(batches.at(0).labels_BT.min()) >= 0
@@ -107,6 +107,11 @@ def test_synthetic_tokens_are_reproducible_and_never_repeat() -> None:
 def test_impossible_shares_are_bad_input(samples: Samples, settings: dict[str, int], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Batches(samples=samples, **settings)  # pyright: ignore[reportArgumentType]
+
+
+def test_a_token_outside_the_vocabulary_is_bad_input(samples: Samples) -> None:
+    with pytest.raises(InputError, match="vocabulary"):
+        next(Batches(samples=samples, global_batch=8, vocab=100).iterate())
 
 
 def test_an_error_in_a_worker_is_raised_in_its_place_and_threads_end() -> None:

@@ -54,6 +54,7 @@ class BatchLoader:
             seed=run.train.seed,
             data_rank=coordinates.data_rank,
             data_width=coordinates.plan.data,
+            vocab=run.model.vocab,
         )
         evaluate = run.train.evaluate
         most = None if evaluate is None else evaluate.num_sequences

@@ -77,6 +77,7 @@ class Batches:
     seed: int = 0
     data_rank: int = 0
     data_width: int = 1
+    vocab: int | None = None  # of the model; a token beyond it is refused
     offset: int = 0  # sequences: batch i begins at sequence i x global_batch + offset, after another batch size
     is_shuffled: bool = True  # False: corpus order, for validation
     is_once: bool = False  # rows after the last sample are padding: an evaluation counts every sample once
@@ -130,6 +131,7 @@ class Batches:
     def of(self, numbers: Sequence[int]) -> Batch:
         """The samples of these numbers, a row each."""
         samples = [self._sample(number) for number in numbers]
+        self._refuse_unknown_tokens(samples)
         return Batch(
             tokens_BT=_stack([s.tokens_T for s in samples]),
             labels_BT=_stack([s.labels_T for s in samples]),
@@ -145,6 +147,16 @@ class Batches:
         if number == NO_SAMPLE:
             return padding_sample(self.samples.sequence_length)
         return self.samples.sample(number)
+
+    def _refuse_unknown_tokens(self, samples: list[Sample]) -> None:
+        smallest = min(int(s.tokens_T.min()) for s in samples)
+        largest = max(int(s.tokens_T.max()) for s in samples)
+        if self.vocab is not None and (smallest < 0 or largest >= self.vocab):
+            raise InputError(
+                "a token of the data is not in the model's vocabulary", got=smallest if smallest < 0 else largest,
+                allowed=f"0 to {self.vocab - 1}",
+                hint="the tokenizer (or the one that made the token files) does not belong to this model",
+            )  # fmt: skip
 
 
 def _stack(rows: list[np.ndarray]) -> torch.Tensor:

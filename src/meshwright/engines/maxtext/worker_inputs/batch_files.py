@@ -99,11 +99,13 @@ def end_token(folder: Path) -> int:
 
 def _write(run: Run, partial: Path, prefix: Path, request: BatchRequest) -> None:
     corpus = data.open_data(run)
-    batches = data.Batches(samples=corpus.train, global_batch=request.global_batch, seed=request.seed)
+    batches = data.Batches(
+        samples=corpus.train, global_batch=request.global_batch, seed=request.seed, vocab=run.model.vocab
+    )
     evaluate = run.train.evaluate
     if evaluate is None and run.lora is None:
         try:
-            return _write_tokens(batches, partial, prefix, request, vocab=run.model.vocab)
+            return _write_tokens(batches, partial, prefix, request)
         except _NoEndTokenError:
             shutil.rmtree(partial)
             partial.mkdir()
@@ -124,8 +126,8 @@ def _write_arrays(path: Path, batches: data.Batches, *, num_batches: int) -> Non
     written_SFT.flush()
 
 
-def _write_tokens(batches: data.Batches, partial: Path, prefix: Path, request: BatchRequest, *, vocab: int) -> None:
-    ends = _EndTokenFinder(vocab=vocab)
+def _write_tokens(batches: data.Batches, partial: Path, prefix: Path, request: BatchRequest) -> None:
+    ends = _EndTokenFinder(vocab=batches.vocab or 0)
     write_indexed(partial / TOKENS, _samples(batches, request, ends), dtype=np.int32)
     (partial / ENDS).write_text(json.dumps({"token": ends.token()}), encoding="utf-8")
     key = index_key(prefix, request)

@@ -192,6 +192,7 @@ def open_batches(run: Run) -> tuple[Batches, Batches | None, Tokenizer | None]:
         seed=run.train.seed,
         data_rank=parallel_state.get_data_parallel_rank(),
         data_width=parallel_state.get_data_parallel_world_size(),
+        vocab=run.model.vocab,
     )
     if run.train.evaluate is None:
         return batches, None, corpus.tokenizer

@@ -80,6 +80,7 @@ class RunFileDataLoader(BaseDataLoader):
             seed=run.train.seed,
             data_rank=dp_rank,
             data_width=dp_world_size,
+            vocab=run.model.vocab,
             is_shuffled=not config.is_validation,
         )
         self.per_batch = run.global_batch // dp_world_size // local_batch_size
