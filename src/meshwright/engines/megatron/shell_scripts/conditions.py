@@ -5,6 +5,7 @@ A variable that is not set is empty, as in the shell.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
@@ -17,9 +18,9 @@ from meshwright.errors import InputError
 
 ON_FILES = frozenset(f"-{letter}" for letter in "abcdefghkoprstuwxLSNOG")
 FILE_ORDERS = ("-nt", "-ot", "-ef")
-ORDERS: dict[str, Callable[[int], bool]] = {
-    "-eq": lambda order: order == 0, "-ne": lambda order: order != 0, "-gt": lambda order: order > 0,
-    "-lt": lambda order: order < 0, "-ge": lambda order: order >= 0, "-le": lambda order: order <= 0,
+ORDERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-lt": operator.lt, "-ge": operator.ge,
+    "-le": operator.le,
 }  # fmt: skip
 EQUALS = ("=", "==", "!=")
 Token = ShellWord | str | UnknownText
@@ -175,13 +176,13 @@ class _Test:
             text = self.text(token)
             if isinstance(text, UnknownText):
                 return None
-            if not self.has_patterns and not text.strip().removeprefix("-").isdigit():
-                return False  # an error, which the shell takes for False
-            if not self.has_patterns:
+            if self.has_patterns:
+                try:
+                    numbers.append(self.expander.integer(text, unset_is_zero=True))
+                except UnknownValueError:
+                    return None
+            elif text.strip().removeprefix("-").isdigit():
                 numbers.append(int(text))
-                continue
-            try:
-                numbers.append(self.expander.integer(text, unset_is_zero=True))
-            except UnknownValueError:
-                return None
-        return ORDERS[kind]((numbers[0] > numbers[1]) - (numbers[0] < numbers[1]))
+            else:
+                return False  # an error, which the shell takes for False
+        return ORDERS[kind](*numbers)
