@@ -33,6 +33,7 @@ OWN_OPTIONS = (
     "--nodes", "--ntasks", "--ntasks-per-node", "--gpus-per-node", "--requeue", "--no-requeue", "--signal",
     "--output", "--error", "--open-mode", "--chdir", "--exclude", "--job-name", "--array",
 )  # fmt: skip
+OF_DEVICES: dict[str | None, tuple[str, ...]] = {"NVIDIA": ("--nv",), "AMD": ("--rocm",)}
 TIME = re.compile(r"((?P<days>\d+)-)?\d+(:\d\d){0,2}")
 UNLIMITED = ("unlimited", "infinite")
 
@@ -196,7 +197,7 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
             ]
         else:
             inner = [
-                "apptainer", "exec", *_devices_of(request.vendor), "--bind", ",".join(mounts),
+                "apptainer", "exec", *OF_DEVICES.get(request.vendor, ()), "--bind", ",".join(mounts),
                 "--pwd", str(settings.workdir), site.container, *inner,
             ]  # fmt: skip
     body = "; ".join(RANK_VARIABLES.strip().splitlines())
@@ -205,10 +206,6 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
         "# shellcheck disable=SC2016 # each task has its own values",
         f"{' '.join(srun)} \\\n  bash -c '{body}' rank \\\n  {shlex.join(inner)} &",
     ])  # fmt: skip
-
-
-def _devices_of(vendor: str | None) -> tuple[str, ...]:
-    return {"NVIDIA": ("--nv",), "AMD": ("--rocm",)}.get(vendor or "", ())
 
 
 def _ending(request: LaunchRequest) -> str:

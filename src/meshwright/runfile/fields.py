@@ -14,7 +14,6 @@ from types import GenericAlias, NoneType, UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, create_model
-from pydantic.fields import FieldInfo
 from pydantic.functional_validators import AfterValidator, BeforeValidator, model_validator
 from pydantic_core import PydanticKnownError
 
@@ -37,13 +36,9 @@ class RunFileSection(BaseModel):
         """Leave out the keys that are null, which have their defaults, and keep the nulls that are values."""
         if not isinstance(value, dict):
             return value
-        known = cls.model_fields.items()
-        nulls = {n for n, key in known if not key.is_required() and (key.default is None or not _takes_null(key))}
+        known = [(name, key) for name, key in cls.model_fields.items() if not key.is_required()]
+        nulls = {name for name, key in known if key.default is None or NoneType not in get_args(key.annotation)}
         return {name: one for name, one in value.items() if one is not None or name not in nulls}
-
-
-def _takes_null(key: FieldInfo) -> bool:
-    return NoneType in get_args(key.annotation)
 
 
 def whole(value: object) -> object:

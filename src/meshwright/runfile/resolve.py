@@ -103,7 +103,7 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
         micro_batch=micro,
         precision=precision,
         plan=plan,
-        is_data_shard_open=plan is not None and cluster is None and _leaves_data_shard(file),
+        is_data_shard_open=plan is not None and cluster is None and not document.stated("parallel", "data_shard"),
         engine=file.engine,
         is_engine_open=document.stated("engine") is None,
         stack=stack,
@@ -492,10 +492,6 @@ def _plan(
         raise InputError(message, hint="leave data_shard out: it is then what remains of the devices")
     _refuse_impossible(plan, model, global_batch)
     return plan
-
-
-def _leaves_data_shard(file: schema.RunFile) -> bool:
-    return isinstance(file.parallel, schema.ParallelSection) and file.parallel.data_shard is None
 
 
 def _rest_of_devices(section: schema.ParallelSection, cluster: Cluster | None) -> int:

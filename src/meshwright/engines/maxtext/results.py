@@ -42,13 +42,6 @@ def step_entry(line: dict[str, Any], *, ended_s: float) -> dict[str, Any]:
     }
 
 
-def validation_entry(line: dict[str, Any]) -> dict[str, Any] | None:
-    """Convert an evaluation line of Meshwright's loop; None: the line is about a step."""
-    if VALIDATION_LOSS not in line:
-        return None
-    return {"step": int(line["step"]), "validation_loss": line[VALIDATION_LOSS]}
-
-
 def smoothed(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return `entries` with step times averaged over `WINDOW` steps, and end times that are consistent with them.
 

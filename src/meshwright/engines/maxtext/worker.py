@@ -250,7 +250,8 @@ class _StepLogWriter:
         new = [self._marked(results.step_entry(line, ended_s=time.time())) for line in lines if results.LOSS in line]
         self.entries += new
         _append(self.steps, new)
-        _append(self.output / VALIDATION, [e for line in lines if (e := results.validation_entry(line))])
+        losses = [(int(line["step"]), line[results.VALIDATION_LOSS]) for line in lines if results.LOSS not in line]
+        _append(self.output / VALIDATION, [{"step": step, "validation_loss": loss} for step, loss in losses])
 
     def close(self, *, exit_code: int) -> int:
         """Write the final files; return the exit code, which is 0 if the training diverged."""

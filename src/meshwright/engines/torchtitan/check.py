@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def check(run: Run) -> tuple[Unsupported, ...]:
     """Parts of `run` that torchtitan 0.3.0 does not support; empty if it supports all."""
-    problems = [*check_model(run.model), *_numbers(run), *_training(run), *_trackers(run)]
+    problems = [*check_model(run.model), *_numbers(run), *_training(run)]
     if run.lora is not None:
         problems += _lora(run.lora, run)
     if run.plan is not None:
@@ -65,9 +65,6 @@ def _training(run: Run) -> Iterator[Unsupported]:
             reason=f"nothing is evaluated at the end of {run.num_steps} steps",
             hint="train.steps must be a multiple of it",
         )
-
-
-def _trackers(run: Run) -> Iterator[Unsupported]:
     if Tracker.MLFLOW in run.train.trackers:
         yield Unsupported(key="train.trackers", reason="mlflow is not supported", hint="allowed: tensorboard, wandb")
 

@@ -13,7 +13,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import not_estimated
 from meshwright.engines.key_classes import key_classes
 from meshwright.engines.maxtext import VERSION
-from meshwright.engines.maxtext.config.models import CLIPPED_AT, GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINKS
+from meshwright.engines.maxtext.config.models import GPT_OSS, LATENT, LLAMA_31, NOT_DECAYED, SINK_KEYS, SINKS
 from meshwright.engines.maxtext.config.planned_blocks import PLANNED, complete
 from meshwright.errors import InputError
 from meshwright.runfile.inline import catalogue_name
@@ -250,15 +250,7 @@ def _add_sinks(model: dict[str, Any], settings: MaxTextKeys) -> None:
     """Add what only the block of GPT-OSS has. Raises InputError if it differs from the published block."""
     if "experts" not in model:
         raise InputError(f"the block {SINKS} is supported only with experts", got="num_experts = 1")
-    published = {
-        "attention_sink": True,
-        "inhomogeneous_layer_cycle_interval": 2,
-        "mlp_activations": ["sigmoid", "linear"],
-        "mlp_activations_limit": CLIPPED_AT,
-        "mlp_bias": True,
-        "routed_bias": True,
-    }
-    for key, known in published.items():
+    for key, known in SINK_KEYS.items():
         if (value := settings.take(key, None)) != known:
             raise InputError(f"a model of the block {SINKS} that is not supported: {key}", got=value, allowed=known)
     if settings.peek("adamw_mask", None) == NOT_DECAYED:

@@ -28,6 +28,11 @@ DENSE, MIXTURE, LATENT, SINKS = "qwen3", "qwen3_moe", "deepseek", "gpt_oss"
 GPT_OSS = "GptOssForCausalLM"
 NOT_DECAYED = ["scale", "bias", "sinks"]  # parts of names of parameters without weight decay
 CLIPPED_AT = 7.0  # limit of the inputs of gpt-oss's activation, in its code and in all its config.json
+SINK_KEYS = {
+    "attention_sink": True, "inhomogeneous_layer_cycle_interval": 2, "mlp_activations": ["sigmoid", "linear"],
+    "mlp_activations_limit": CLIPPED_AT, "mlp_bias": True, "routed_bias": True,
+}  # fmt: skip
+"""Keys of the block of GPT-OSS as it is published."""
 LLAMA_31 = {"factor": 8.0, "original_context": 8192, "low_frequency": 1.0, "high_frequency": 4.0}
 """Parameters of MaxText's RoPE scaling under `rope_type: llama3.1`; the numbers are in its code."""
 ROUTED_AS_V3 = "deepseek3-671b"
@@ -184,16 +189,7 @@ def _block(model: Model) -> str:
 
 
 def _gpt_oss_keys(a: Attention) -> dict[str, Any]:
-    return {
-        "attention_bias": True,
-        "attention_sink": True,
-        "sliding_window_size": a.window,
-        "inhomogeneous_layer_cycle_interval": 2,
-        "mlp_activations": ["sigmoid", "linear"],
-        "mlp_activations_limit": CLIPPED_AT,
-        "mlp_bias": True,
-        "routed_bias": True,
-    }
+    return {"attention_bias": True, "attention_sink": True, "sliding_window_size": a.window} | SINK_KEYS
 
 
 def _latent_keys(a: Attention, x: Experts) -> dict[str, Any]:

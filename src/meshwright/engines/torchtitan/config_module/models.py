@@ -43,21 +43,6 @@ class TorchtitanFamily:
     scaling: RopeScaling | None = None  # of RoPE, besides none
     has_experts_hook: bool = True
 
-    @property
-    def model(self) -> str:
-        """Class of its models."""
-        return f"{self.prefix}Model"
-
-    @property
-    def block(self) -> str:
-        """Class of its layers."""
-        return f"{self.prefix}TransformerBlock"
-
-    @property
-    def adapter(self) -> str:
-        """Class that converts its weights."""
-        return f"{self.prefix}StateDictAdapter"
-
 
 _FAMILIES = {
     f.name: f
@@ -109,10 +94,10 @@ HOMES = {
     "Attention": "torchtitan.models.deepseek_v3.model",
     "gpt_oss": "torchtitan.models",
     **dict.fromkeys(("GptOssGroupedExperts", "GptOssMoE"), "torchtitan.models.gpt_oss.moe"),
-    **{f.model: f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
-    **{f.block: f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
+    **{f"{f.prefix}Model": f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
+    **{f"{f.prefix}TransformerBlock": f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
     **{f.parallelize: f"torchtitan.models.{f.name}.parallelize" for f in _FAMILIES.values()},
-    **{f.adapter: f"torchtitan.models.{f.name}.state_dict_adapter" for f in _FAMILIES.values()},
+    **{f"{f.prefix}StateDictAdapter": f"torchtitan.models.{f.name}.state_dict_adapter" for f in _FAMILIES.values()},
     "pipeline_llm": "torchtitan.distributed.pipeline_parallel",
     "register_moe_load_balancing_hook": "torchtitan.components.optimizer",
     "ModelSpec": "torchtitan.protocols.model_spec",
@@ -176,7 +161,7 @@ def model_spec(run: Run) -> tuple[dict[str, Any], Call]:
     tied = {"enable_weight_tying": True} if model.tied_embeddings else {}
     embedding = {"weight": Name("skip_param_init")} if model.tied_embeddings else MATRIX
     tree = call(
-        f"{family.model}.Config",
+        f"{family.prefix}Model.Config",
         dim=model.hidden,
         vocab_size=model.vocab,
         **tied,
@@ -195,7 +180,7 @@ def model_spec(run: Run) -> tuple[dict[str, Any], Call]:
         parallelize_fn=Name(family.parallelize),
         pipelining_fn=Name("pipeline_llm"),
         post_optimizer_build_fn=Name("register_moe_load_balancing_hook") if family.has_experts_hook else None,
-        state_dict_adapter=Name(family.adapter),
+        state_dict_adapter=Name(f"{family.prefix}StateDictAdapter"),
     )
     return functions, spec
 
@@ -253,7 +238,7 @@ def _layer(run: Run, family: TorchtitanFamily, *, is_dense: bool) -> Call:
     latent = model.attention.kind is AttentionKind.MLA
     body = {"feed_forward": _feed_forward(model, model.ffn_hidden)} if is_dense else {"moe": _moe(run)}
     return call(
-        f"{family.block}.Config",
+        f"{family.prefix}TransformerBlock.Config",
         attention_norm=_norm(model, model.hidden),
         ffn_norm=_norm(model, model.hidden),
         attention=_latent_attention(run, family) if latent else _grouped_attention(run, family),

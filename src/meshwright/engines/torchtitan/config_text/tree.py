@@ -135,12 +135,9 @@ class _Nodes:
 
     def _is_given(self, value: Any, field: Field[Any]) -> bool:
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        return default is MISSING or self._differ(value, default)
-
-    def _differ(self, value: Any, default: Any) -> bool:
         if not isinstance(default, int | float | str | None):
             self._reader.weigh([value, default])
-        return bool(value != default)
+        return default is MISSING or bool(value != default)
 
     def _outside(self, value: Outside, path: str) -> dict[str, Any]:
         if value.constructor is None and not OF_FUNCTIONS.intersection(path.split(".")):

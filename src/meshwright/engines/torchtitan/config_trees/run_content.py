@@ -106,14 +106,12 @@ class TrainerSettings:
         for path in sorted(self.given - {"model_spec"}):
             value = self.values[path]
             if path in KEYS.unestimated:
-                if value not in KEYS.unestimated[path] and self._has_effect(path):
+                is_idle = path.startswith("compile.") and not self.values["compile.enable"]
+                if value not in KEYS.unestimated[path] and not is_idle:
                     self.leave_out(f"{path} = {value!r}")
             elif not KEYS.is_harmless(path):
                 notes.append(f"{path} = {value!r} is not carried over")
         return [*notes, *not_estimated(self._unestimated)]
-
-    def _has_effect(self, path: str) -> bool:
-        return self.values["compile.enable"] or not path.startswith("compile.")
 
 
 def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
