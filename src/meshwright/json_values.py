@@ -84,6 +84,15 @@ def parse_yaml(text: str, *, load: Callable[[str], Any] | None = None) -> Any:
     return value
 
 
+def dump_yaml(value: Any, *, yaml: Any = None) -> str:
+    """Return a value as YAML, as `yaml` of ruamel.yaml writes it; None: as it does by default."""
+    from ruamel.yaml import YAML
+
+    stream = io.StringIO()
+    (yaml or YAML()).dump(value, stream)
+    return stream.getvalue()
+
+
 def load_json(path: Path) -> Any:
     """Return the value of the JSON document in a file. Raises OSError; ValueError as `parse_json`, and for its size."""
     return parse_json(load_bytes(path))

@@ -14,11 +14,11 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.json_values import dump_yaml
 from meshwright.launch.local import script
 from meshwright.launch.request import RESTARTS, Dispatch, LaunchRequest
 from meshwright.launch.site import KubernetesJobKind, KubernetesSite
@@ -340,6 +340,4 @@ def yaml_text(document: Values) -> str:
     yaml.representer.ignore_aliases = lambda data: True  # what stands in two places is written twice
     yaml.width = 4096
     yaml.indent(mapping=2, sequence=4, offset=2)
-    out = StringIO()
-    yaml.dump(document, out)
-    return out.getvalue()
+    return dump_yaml(document, yaml=yaml)

@@ -6,13 +6,13 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import RunFileError
+from meshwright.json_values import dump_yaml
 from meshwright.runfile import document as documents
 from meshwright.runfile.accelerator_file import is_accelerator_file
 from meshwright.runfile.document import RunFileDocument
@@ -63,7 +63,7 @@ def from_mapping(
     from ruamel.yaml import YAMLError
 
     try:
-        text = _yaml(dict(content))
+        text = dump_yaml(dict(content))
     except YAMLError as error:
         raise RunFileError(f"cannot be written as a run file ({error})", file=file) from None
     document = replace(
@@ -95,7 +95,7 @@ def from_options(
         "cluster": cluster,
     } | ({} if engine is None else {"engine": engine})
     places = dict[Any, Any](_OPTIONS)
-    document = RunFileDocument(file="command line", text=_yaml(value), value=value, places=places)
+    document = RunFileDocument(file="command line", text=dump_yaml(value), value=value, places=places)
     run = _run(document, overrides=overrides, here=here)
     return replace(run, name=run.model.name)
 
@@ -123,12 +123,3 @@ def _accelerator_file(document: RunFileDocument) -> str | None:
     is_of_file = isinstance(document.places.get(("cluster", "accelerator")), int)
     folder = Path(document.file).parent if is_of_file else Path()
     return os.path.normpath((folder / path).absolute())
-
-
-def _yaml(value: dict[str, Any]) -> str:
-    from ruamel.yaml import YAML
-
-    out = StringIO()
-    yaml = YAML()
-    yaml.dump(value, out)
-    return out.getvalue()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from ruamel.yaml import YAML
 
 from meshwright.errors import InputError
 from meshwright.files import write_atomically
+from meshwright.json_values import dump_yaml
 from meshwright.runfile.document import in_full
 from meshwright.runfile.pinned import section_from_plan
 from meshwright.runfile.reading import loads
@@ -94,9 +94,7 @@ def _with_values(run: Run, values: Mapping[str, Any]) -> str:
     content = _content(run, yaml)
     for key, value in values.items():
         _set(content, key.split("."), value)
-    out = StringIO()
-    yaml.dump(content, out)
-    return out.getvalue()
+    return dump_yaml(content, yaml=yaml)
 
 
 def _content(run: Run, yaml: YAML) -> Any:

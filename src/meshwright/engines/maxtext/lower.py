@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from meshwright.engines.maxtext.check import check, num_accumulated
 from meshwright.engines.maxtext.config.models import NOT_DECAYED, ROUTED_AS_V3, is_gpt_oss, is_routed_as_v3, model_keys
 from meshwright.engines.maxtext.parameters import leaves
 from meshwright.engines.software_line import software_line
+from meshwright.json_values import dump_yaml
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Features, WireFormat, runs_on
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -83,17 +83,12 @@ def lower(run: Run, *, folder: Path) -> Launch:
 
 def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
     """Return the YAML file."""
-    from ruamel.yaml import YAML
-
-    stream = StringIO()
-    stream.write(
+    return (
         f"# {run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for MaxText {VERSION}.\n"
         "# Written by Meshwright from the run file in the same folder. "
         "Absent keys have the values of MaxText's base.yml.\n"
-        f"{software_line(run)}"
+        f"{software_line(run)}{dump_yaml(configuration(run, plan, folder=folder))}"
     )
-    YAML().dump(configuration(run, plan, folder=folder), stream)
-    return stream.getvalue()
 
 
 def parameters_text(run: Run, plan: Plan) -> str:

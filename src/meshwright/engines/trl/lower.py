@@ -5,7 +5,6 @@ The keys are those of `engines/trainers/tables`, by which `import` reads the fil
 
 from __future__ import annotations
 
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from meshwright.engines.software_line import software_line
 from meshwright.engines.trainers.tables import table
 from meshwright.engines.trl import VERSION
 from meshwright.engines.trl.check import check, module_of, reader_of, source_of, weights_of, without_tilde
+from meshwright.json_values import dump_yaml
 from meshwright.specs.features import AttentionKernel
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.plan import Plan, Recompute, Sharding
@@ -46,9 +46,9 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
     """Return the YAML file."""
     from ruamel.yaml import YAML
 
-    yaml, stream = YAML(), StringIO()
+    yaml = YAML()
     yaml.version = (1, 1)  # of TRL's reader: there a bare `no` is false, and 1e-05 a text
-    stream.write(
+    head = (
         f"# {run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for TRL {VERSION}.\n"
         "# Written by Meshwright. Absent keys have the values of TRL's SFTConfig and ModelConfig.\n"
         f"{COMMENTS}"
@@ -56,8 +56,8 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
     )
     settings = _settings(run, plan) | (_adapters(run.lora, run.model) if run.lora else {"adapter": False})
     keys = {table("trl").key_of(setting): value for setting, value in settings.items() if value is not None}
-    yaml.dump(keys | _sharding(plan) | _schedule(run) | _data(run) | _outputs(run, folder), stream)
-    return stream.getvalue()
+    keys |= _sharding(plan) | _schedule(run) | _data(run) | _outputs(run, folder)
+    return head + dump_yaml(keys, yaml=yaml)
 
 
 def _settings(run: Run, plan: Plan) -> dict[str, Any]:
