@@ -38,7 +38,7 @@ class PriceTerms:
     utilization: float = 1.0
 
     @property
-    def of_every_price(self) -> dict[str, float]:
+    def of_every_price(self) -> dict[str, Any]:
         """Terms that hold whether a device is rented or bought."""
         return picked(self, "licence_usd_per_device_year", "utilization")
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api import arguments
 from meshwright.api import question as api
+from meshwright.api.question import answered_by_body, question
 from meshwright.errors import InputError
 from meshwright.training.cpu_libraries import require_torch
 
@@ -35,7 +36,7 @@ TOKENIZER = api.AnyName("Another tokenizer: `bytes`, a tokenizer.json, its folde
 ADAPTER = api.AnyName("LoRA adapter to add to the weights; or the run that trained it.", metavar="FOLDER")
 
 
-@api.question("meshwright.api.generate:generated")
+@question("meshwright.api.generate:generated")
 def generate(
     model: Annotated[str | os.PathLike[str], MODEL],
     prompts: Annotated[
@@ -92,7 +93,7 @@ def generate(
         >>> mw.generate("runs/first", "def main(", max_tokens=20).text  # doctest: +SKIP
         'self):'
     """
-    return api.answered_by_body()
+    return answered_by_body()
 
 
 def generated(

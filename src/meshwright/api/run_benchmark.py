@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from meshwright.api import arguments
 from meshwright.api import question as api
+from meshwright.api.question import answered_by_body, question, question_of
 from meshwright.api.runs import OVERRIDES, Overrides
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ SAY_EVERY_S = 10.0
 Say = Callable[[str], None]
 
 
-@api.question("meshwright.api.run_benchmark:benchmark_runs")
+@question("meshwright.api.run_benchmark:benchmark_runs")
 def mlperf_run(
     name: Annotated[
         str,
@@ -106,7 +107,7 @@ def mlperf_run(
         >>> mw.mlperf_run("proxy_pretrain_xs", out="runs/p1").num_converged  # doctest: +SKIP
         10
     """
-    return api.answered_by_body()
+    return answered_by_body()
 
 
 def benchmark_runs(*, say: Say | None, **asked: Any) -> BenchmarkRuns:
@@ -133,7 +134,7 @@ def plan_benchmark(**asked: Any) -> dict[str, Any]:
 
     from meshwright.mlperf.running import as_mapping
 
-    found = api.question_of(mlperf_run)
+    found = question_of(mlperf_run)
     with TemporaryDirectory() as scratch:
         given = found.defaults | asked | {"out": Path(scratch) / "set"}
         del given["say"]
