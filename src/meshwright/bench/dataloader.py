@@ -1,15 +1,7 @@
-"""Tuning of the number of data-loading workers, separately for training and validation.
+"""Tuning of the number of data-loading workers, separately for training and validation (docs/guides/tune-a-run.md).
 
-    training     workers read while a step runs; a count is enough when no step waits
-    validation   a pass starts its workers, reads a few batches and ends them; it is only a few steps long, so the start
-                 of the workers matters, and a count that helps training may be slower
-
-Counts are measured in turn, round after round, so that a disturbance affects all of them. The first round is
-a warm-up. For training, one visit first reads `num_batches` without pause, which gives the rate, and then
-some with a consumer that works for the time of a step between two batches, which gives the waiting time. On a
-CPU the consumer runs GEMMs on the cores that the readers use too, as training would. If there is a GPU, the
-host is idle.
-
+A visit of a count first reads `num_batches` without pause, which gives the rate, and then some with a consumer that
+works for the time of a step. On a CPU the consumer runs GEMMs on the cores that the readers use too, as training would.
 A long step is shortened to `LONG` times the reading of a batch: readers that keep up with this keep up with the step.
 """
 

@@ -1,14 +1,8 @@
-"""Tuning of a run's GEMMs: measure the choices on this device and keep the faster ones.
+"""Tuning of a run's GEMMs: try all choices, confirm the best of them, keep what is faster (docs/guides/tune-a-run.md).
 
-    try       all choices: settings of the whole process (threads, library, TunableOp's kernels), then on a CPU a route
-              for each GEMM
-    confirm   measure before and after again, side by side: the best of many tries is partly luck
-    keep      a choice whose ratio is below 1 with its whole interval
-
-One round runs every GEMM in every way, each sample long enough for the clock. A ratio compares samples of one
-round, so a disturbance that is longer than a round affects both sides. A route whose rounding error is more
-than `ROUNDING_FACTOR` times the default's is not tried. Formats and the precision of fp32 GEMMs are never
-changed, because that would change the results.
+One round runs every GEMM in every way, each sample long enough for the clock. A ratio compares samples of one round, so
+a disturbance that is longer than a round affects both sides. Formats and the precision of fp32 GEMMs are never changed,
+because that would change the results.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ vocabulary, E experts, C choices of a token, M = N C rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -334,23 +334,13 @@ def _fp8_gemm(q: _Question) -> Iterator[KernelCase]:
     yield _multiplied(q, f"{q.tokens} x {hidden} by {width}", scaled_gemm, a, b, rows=q.tokens, n=width, k=hidden)
 
 
-MAKERS: Mapping[str, Callable[[_Question], Iterator[KernelCase]]] = {
-    "linear_cross_entropy": _linear_cross_entropy,
-    "swiglu": _swiglu,
-    "rms_norm": _rms_norm,
-    "rotary": _rotary,
-    "adamw": _adamw,
-    "attention": _attention,
-    "grouped_gemm": _grouped_gemm,
-    "router": _router,
-    "permute": _permute,
-    "unpermute": _unpermute,
-    "fp8_cast": _fp8_cast,
-    "fp8_gated_cast": _fp8_gated_cast,
-    "fp8_gated_gradients": _fp8_gated_gradients,
-    "fp8_gemm": _fp8_gemm,
-    "fp8_grouped_gemm": _fp8_grouped_gemm,
-}
+MAKERS = {
+    make.__name__.removeprefix("_"): make
+    for make in (
+        _linear_cross_entropy, _swiglu, _rms_norm, _rotary, _adamw, _attention, _grouped_gemm, _router, _permute,
+        _unpermute, _fp8_cast, _fp8_gated_cast, _fp8_gated_gradients, _fp8_gemm, _fp8_grouped_gemm,
+    )
+}  # fmt: skip
 """The calls of each operation that is timed."""
 OF_EXPERTS = ("grouped_gemm", "router", "permute", "unpermute", "fp8_grouped_gemm")
 """Operations that only a mixture of experts has."""

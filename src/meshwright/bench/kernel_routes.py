@@ -1,17 +1,12 @@
 """Every route of a kernel on the same call: time, share of the roofline, memory, error, and the fastest one.
 
-The routes are the routes of `meshwright.kernels`, and `compile`: the reference through `torch.compile`.
-`reference` is PyTorch eager. A route that cannot serve a call, or fails, is a row with the reason.
+The routes are those of `meshwright.kernels`, and `compile`: the reference through `torch.compile`.
 
-    time        forward without gradients, and backward; median with its interval (`harness`)
     roofline    the longer of FLOPs over the measured GEMM rate and least bytes over the measured copy rate, over the
                 time; above 1 where operands stay in a cache
     memory      most bytes allocated by a forward and backward pass beyond the operands; on a GPU
     error       ‖got - exact‖ / ‖exact‖ of the outputs and of the gradients, the largest, against the reference in
                 float64, on at most `CHECKED_TOKENS` tokens
-
-The fastest route of a call, forward and backward together, goes to the tuned table, unless its error is more
-than `ROUNDING_FACTOR` times the reference's error.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from meshwright.json_values import picked
 from meshwright.records.device import FEWEST_SAMPLES
 from meshwright.records.measurement import Measurement, ValueRange
 from meshwright.records.trainings import TrainingRow, TrainingStatus
@@ -122,24 +123,21 @@ class Summary:
         if not self.is_measured:
             return fields
         same = ("model", "precision", "plan", "num_devices", "sequence_length", "global_batch", "micro_batch")
-        return fields | {key: getattr(self.rows[0], key) for key in same} | {
+        return fields | picked(self.rows[0], *same) | {
             "interval": "95 % of the median" if self.has_confidence else "range of the runs",
-            "step_s": self.step_s,
-            "tokens_per_s_per_device": self.tokens_per_s_per_device,
+            **picked(self, "step_s", "tokens_per_s_per_device"),
             "slowest": self.extremes.low,
             "fastest": self.extremes.high,
             "mfu": self.mfu,
             "mfu_convention": self.rows[0].mfu_convention,
-            "peak_memory_bytes": self.peak_memory_bytes,
-            "last_loss": self.last_loss,
+            **picked(self, "peak_memory_bytes", "last_loss"),
             "predicted": self.predicted_rate
             and {
                 "step_s": self.predicted_step_s,
                 "tokens_per_s_per_device": self.predicted_rate,
                 "memory_bytes": self.predicted_memory_bytes,
             },
-            "error": self.error,
-            "is_inside": self.is_inside,
+            **picked(self, "error", "is_inside"),
             "runs_inside": self.num_inside,
             "outliers": [{"run": row.run, "step_s": row.step_s_median} for row in self.outliers],
         }  # fmt: skip

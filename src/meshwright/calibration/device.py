@@ -11,7 +11,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,23 +23,13 @@ from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, MeasuredParameter, fitted, prior
 from meshwright.errors import InputError
-from meshwright.files import document_of, refused_with
+from meshwright.files import document_of, refused_with, toml_table
 from meshwright.json_values import load_json
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Fabric
 
 SCHEMA = "meshwright device calibration 4"
 SCHEMA_3 = "meshwright device calibration 3"
-RENAMED_SINCE_3 = {
-    "surfaces": "corrections",
-    "exchanges": "measured_collectives",
-    "sharing": "contention",
-    "crowd": "cpu_oversubscription",
-    "data_exchange_s": "data_collective_s",
-    "data_exchange_factor": "data_collective_factor",
-    "tensor_exchange_s": "tensor_collective_s",
-    "tensor_exchange_factor": "tensor_collective_factor",
-    "pipeline_exchange_s": "pipeline_transfer_s",
-}
+RENAMED_SINCE_3 = toml_table(Path(__file__).parent / "data" / "renamed.toml")
 """Keys of schema 3 that have other names in schema 4. `load` reads both schemas."""
 
 PROCESSOR_SECONDS = {"kernel_s", "data_layer_s", "step_s"}
@@ -177,26 +167,31 @@ def _oversubscribed(accelerator: Accelerator, kernels: Kernels, *, count: int, f
     )
 
 
+FIRST = (
+    "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "contention", "by_processes",
+    "unexplained_sd", "parameters",
+)  # fmt: skip
+LAST = ("by_threads", "checks")
+"""Fields of a calibration before and after its details, in the order of its document."""
+
+
 def to_document(found: DeviceCalibration) -> dict[str, Any]:
     """JSON document."""
-    return {
-        "schema": SCHEMA,
-        "made": found.made,
-        "accelerator": asdict(found.accelerator),
-        "fabric": asdict(found.fabric),
-        "num_devices": found.num_devices,
-        "shares_host": found.shares_host,
-        "num_cores": found.num_cores,
-        "contention": _factors_document(found.contention),
-        "by_processes": {name: _factors_document(f) for name, f in found.by_processes.items()},
-        "unexplained_sd": found.unexplained_sd,
-        "parameters": {name: asdict(m) for name, m in found.parameters.items()},
-        **found.details,
-        "by_threads": {str(count): _kernels_document(k) for count, k in found.by_threads.items()},
-        "checks": [asdict(check) for check in found.checks],
-        "measured_collectives": communication.to_document(found.collectives),
-        "corrections": {name: correction.to_document(s) for name, s in found.corrections.items()},
-    }
+    first, last = ({name: _document(getattr(found, name)) for name in names} for names in (FIRST, LAST))
+    measured = {"measured_collectives": found.collectives, "corrections": found.corrections}
+    return {"schema": SCHEMA, **first, **found.details, **last, **_document(measured)}
+
+
+def _document(value: Any) -> Any:
+    if isinstance(value, EfficiencyCorrection):
+        return correction.to_document(value)
+    if isinstance(value, MeasuredCollectives):
+        return communication.to_document(value)
+    if isinstance(value, Mapping):
+        return {str(key): _document(item) for key, item in value.items()}
+    if is_dataclass(value):
+        return {f.name: _document(getattr(value, f.name)) for f in fields(value)}
+    return [_document(item) for item in value] if isinstance(value, tuple) else value
 
 
 def load(path: str | os.PathLike[str]) -> DeviceCalibration:
@@ -237,11 +232,7 @@ STATED = ("network_of", "links_of")
 
 
 def _from_document(document: Mapping[str, Any]) -> DeviceCalibration:
-    known = {
-        "schema", "made", "accelerator", "fabric", "num_devices", "shares_host", "num_cores", "contention",
-        "by_processes", "unexplained_sd", "parameters", "by_threads", "checks",
-        "measured_collectives", "corrections",
-    }  # fmt: skip
+    known = {"schema", *FIRST, *LAST, "measured_collectives", "corrections"}
     parameters = _parameters(document["parameters"])
     accelerator = Accelerator(**{**document["accelerator"], "aliases": (), "driver_names": ()})
     rates = [accelerator.memory_bytes_per_s, *accelerator.peak_flops_per_s.values()]
@@ -274,10 +265,6 @@ def _check(document: Mapping[str, Any]) -> Check:
     return check
 
 
-def _factors_document(factors: Mapping[int, float]) -> dict[str, float]:
-    return {str(count): factor for count, factor in factors.items()}
-
-
 def _factors_from(document: Mapping[str, Any]) -> dict[int, float]:
     factors = {int(count): float(factor) for count, factor in document.items()}
     if not all(count > 0 and factor > 0 for count, factor in factors.items()):
@@ -295,15 +282,6 @@ def _parameters(document: Mapping[str, Any]) -> dict[str, MeasuredParameter]:
         if not (0 < measured.value < most and measured.sd >= 0):
             raise ValueError(f"parameter {name!r} is out of range")
     return parameters
-
-
-def _kernels_document(kernels: Kernels) -> dict[str, Any]:
-    return {
-        "peak_flops_per_s": dict(kernels.peak_flops_per_s),
-        "memory_bytes_per_s": kernels.memory_bytes_per_s,
-        "parameters": {name: asdict(m) for name, m in kernels.parameters.items()},
-        "corrections": {name: correction.to_document(s) for name, s in kernels.corrections.items()},
-    }
 
 
 def _kernels_from(document: Mapping[str, Any]) -> Kernels:

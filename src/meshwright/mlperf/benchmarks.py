@@ -2,16 +2,8 @@
 
 A file holds the rules that all its rounds share; a table `[rounds."5.1"]` overrides any of them for one round, key by
 key. `data/rounds.toml` holds the rules that all benchmarks of a round share. A benchmark of one's own is a further file
-of the same form in any folder: `official = false`, own reference convergence points, own rule set.
-
-    title, kind, official, runs, sources
-    [model]            catalogue name, sequence_length (tokens), start
-    [data]             data sets of training and evaluation
-    [target]           metric, value; smaller is better, or more than it with is_higher_better
-    [evaluation]       interval, skip (formulas over global_batch_size, in sequences), samples
-    [convergence]      allowed_early_samples
-    [hyperparameters]  logged key -> value | formula | bounds; a key with neither is free
-    [rounds."5.1"]     rcp (file of reference convergence points), ruleset_file, and any override
+of the same form in any folder: `official = false`, own reference convergence points, own rule set
+(docs/guides/mlperf.md has one).
 """
 
 from __future__ import annotations
@@ -23,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, value_named
-from meshwright.files import toml_table
+from meshwright.files import record_of, toml_table
 from meshwright.mlperf.formulas import evaluate_formula, is_number, names_in
 
 DATA = Path(__file__).parent / "data"
@@ -73,7 +65,7 @@ class RoundRules:
     published: str
     ruleset: str  # of mlperf-logging
     disclosure: str  # none, optional, required
-    precisions: tuple[str, ...]  # allowed values of the precision keys
+    precisions: tuple[str, ...] = ()  # allowed values of the precision keys
     precision_keys: tuple[str, ...]
     degree_keys: tuple[str, ...]
     text_keys: tuple[str, ...]
@@ -184,18 +176,10 @@ def round_rules(round: str) -> RoundRules:
     """Rules that all benchmarks of a round share; raises UnknownNameError."""
     document = toml_table(_ROUNDS)
     row, keys = value_named("round", round, document["rounds"]), document["disclosure"]
-    return RoundRules(
-        round=round,
-        published=row["published"],
-        ruleset=row["ruleset"],
-        disclosure=row["disclosure"],
-        precisions=tuple(row.get("precisions", ())),
-        precision_keys=tuple(keys["precisions"]),
-        degree_keys=tuple(keys["degrees"]),
-        text_keys=tuple(keys["texts"]),
-        once=tuple(row["once"]),
-        initialization_minutes=document["initialization_minutes"],
-    )
+    return record_of(
+        RoundRules, row, round=round, precision_keys=keys["precisions"], degree_keys=keys["degrees"],
+        text_keys=keys["texts"], initialization_minutes=document["initialization_minutes"],
+    )  # fmt: skip
 
 
 def _benchmark(path: Path, row: dict[str, Any], round: str) -> Benchmark:

@@ -9,26 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from meshwright.files import toml_table
 from meshwright.json_values import parse_json
-from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.mlperf.benchmarks import DATA, Benchmark
 from meshwright.mlperf.check_evaluations import global_batch
 from meshwright.mlperf.findings import CheckFinding, finding
 from meshwright.mlperf.formulas import is_number
 from meshwright.mlperf.log import RunLog
 
-SYSTEM_FIELDS = (
-    "submitter", "division", "status", "system_name", "number_of_nodes", "host_processors_per_node",
-    "host_processor_model_name", "host_processor_core_count", "host_processor_vcpu_count", "host_processor_frequency",
-    "host_processor_caches", "host_processor_interconnect", "host_memory_capacity", "host_storage_type",
-    "host_storage_capacity", "host_networking", "host_networking_topology", "host_memory_configuration",
-    "accelerators_per_node", "accelerator_model_name", "accelerator_host_interconnect", "accelerator_frequency",
-    "accelerator_on-chip_memories", "accelerator_memory_configuration", "accelerator_memory_capacity",
-    "accelerator_interconnect", "accelerator_interconnect_topology", "cooling", "hw_notes", "framework",
-    "other_software_stack", "operating_system", "sw_notes",
-)  # fmt: skip
-"""Fields of systems/SYSTEM.json that system_desc_checker.py of mlperf-logging 4.1.68 demands."""
-
-SYSTEM_STATUSES = ("Available on-premise", "Available cloud", "Research, Development, or Internal (RDI)", "Preview")
+_SYSTEM = toml_table(DATA / "system.toml")
+SYSTEM_FIELDS, SYSTEM_STATUSES = tuple(_SYSTEM["fields"]), tuple(_SYSTEM["statuses"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from meshwright.errors import InputError
-from meshwright.files import default_cache
-from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.files import default_cache, toml_table
+from meshwright.mlperf.benchmarks import DATA, Benchmark
 from meshwright.training.data.cache import build_once
 from meshwright.training.data.megatron import IndexedWriter
 from meshwright.training.data.store import TRAINED_SUFFIX
@@ -89,28 +89,9 @@ def _tokens(text: str) -> np.ndarray:
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 
-ONSETS = (
-    "b", "br", "d", "dr", "f", "g", "gl", "h", "k", "kr", "l", "m", "n", "p", "pl", "r", "s", "st", "t", "tr", "v", "w",
-    "z", "",
-)  # fmt: skip
-VOWELS = ("a", "e", "i", "o", "u", "ai", "ea", "oo")
-CODAS = ("", "", "", "l", "n", "m", "r", "s", "t", "nd", "ck", "sh")
-CLASSES = {"noun": 600, "verb": 240, "adjective": 200, "adverb": 60, "name": 160}
-SMALL = ("the", "of", "and", "to", "in", "with", "that", "is", "was", "for", "by", "not", "a", "from", "as")
-TEMPLATES = (
-    "the noun verb the noun",
-    "the adjective noun verb a noun of the noun",
-    "name verb the noun and the noun",
-    "name was adjective and verb in the noun",
-    "the noun of name is not adjective",
-    "in the noun the adjective noun adverb verb",
-    "name and name verb that the noun was adjective",
-    "a noun verb with the adjective noun for number noun",
-    "from the noun to the noun name adverb verb the noun",
-    "by the noun number noun verb as a noun",
-)
-TOPIC = {"noun": 6, "verb": 4, "name": 2}
-TOPIC_PERCENT = 60  # of the words of these classes
+_LANGUAGE = toml_table(DATA / "language.toml")
+PARTS_OF_SYLLABLES = tuple(_LANGUAGE[part] for part in ("onsets", "vowels", "codas"))
+SMALL, TEMPLATES, CLASSES, TOPIC = (_LANGUAGE[name] for name in ("small", "templates", "classes", "topic"))
 
 
 class SplitMix64:
@@ -188,7 +169,7 @@ class Language:
             return str(1 + random.below(99))
         if kind not in self.classes:
             return kind
-        if kind in topic and random.below(100) < TOPIC_PERCENT:
+        if kind in topic and random.below(100) < _LANGUAGE["topic_percent"]:
             return topic[kind][random.below(len(topic[kind]))]
         return self.classes[kind].draw(random)
 
@@ -197,8 +178,7 @@ def _syllables(random: SplitMix64) -> tuple[str, ...]:
     """Eighty of the syllables that onsets, vowels and codas allow."""
     found: dict[str, None] = {}
     while len(found) < 80:
-        parts = (ONSETS, VOWELS, CODAS)
-        found["".join(part[random.below(len(part))] for part in parts)] = None
+        found["".join(part[random.below(len(part))] for part in PARTS_OF_SYLLABLES)] = None
     return tuple(found)
 
 

@@ -136,7 +136,7 @@ class ReferencePoints(Result):
     @property
     def points(self) -> tuple[ReferencePoint, ...]:
         """The points with their statistics, by batch size."""
-        return reference_points_of(self.document, self.benchmark)
+        return points_of(self.document, path=Path(self.benchmark.name), runs=self.benchmark.runs)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of `meshwright mlperf rcp --json`, in the official schema."""
@@ -283,11 +283,6 @@ def reference_document(
     if problems or rules is None:
         raise InputError("runs make no reference points:\n  " + "\n  ".join(problems))
     return document, rules
-
-
-def reference_points_of(document: dict[str, Any], rules: Benchmark) -> tuple[ReferencePoint, ...]:
-    """Points of a document in the official schema."""
-    return points_of(document, path=Path(rules.name), runs=rules.runs)
 
 
 def write_reference_file(path: Path, document: dict[str, Any], rules: Benchmark, *, replace: bool) -> dict[str, Any]:

@@ -15,18 +15,12 @@ from typing import Any
 
 from meshwright import runfile
 from meshwright.errors import InputError
-from meshwright.mlperf.benchmarks import Benchmark
+from meshwright.files import toml_table
+from meshwright.mlperf.benchmarks import DATA, Benchmark
 from meshwright.mlperf.formulas import evaluate_formula
 from meshwright.specs.run import Run
 
-CHOSEN = (
-    "name", "batch", "global_batch", "micro_batch", "optimizer.learning_rate", "optimizer.warmup_steps", "data.source",
-    "data.tokenizer", "data.validation", "data.workers", "weights", "precision", "cluster", "cluster_name",
-    "calibration", "gemm_tuning", "kernels", "plan", "parallel", "is_data_shard_open", "is_engine_open",
-    "engine", "stack", "objective", "costs",
-    "train.seed", "train.log_every", "train.compile", "train.trackers", "train.evaluate.workers", "lora.base_format",
-    "source", "text", "overrides", "train.checkpoint",
-)  # fmt: skip
+CHOSEN = tuple(toml_table(DATA / "runs.toml")["chosen"])
 """Settings of a run that the closed division leaves to the submitter, or that change no arithmetic."""
 
 
@@ -110,12 +104,17 @@ def refuse_forbidden(run: Run, ruled: Run) -> None:
         )
 
 
-def _content(benchmark: Benchmark, *, train: str, validation: str, weights: str | None) -> dict[str, Any]:
+def run_content(benchmark: Benchmark) -> dict[str, Any]:
+    """The run file of a benchmark's rules. Raises InputError for a benchmark that has none."""
     if "run" not in benchmark.training:
         raise InputError(f"{benchmark.name} is checked and scored here, and not run: its rules have no run file")
-    content = deepcopy(dict(benchmark.training["run"]))
-    content["name"] = benchmark.name
+    content = {**deepcopy(dict(benchmark.training["run"])), "name": benchmark.name}
     content.setdefault("cluster", "here")
+    return content
+
+
+def _content(benchmark: Benchmark, *, train: str, validation: str, weights: str | None) -> dict[str, Any]:
+    content = run_content(benchmark)
     content["data"] |= {"source": train, "validation": validation}
     if weights is not None:
         content["weights"] = weights

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tempfile
-from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
 from meshwright.engines.base import Measuring, TrainOptions, find_engine
-from meshwright.errors import InfeasibleError, InputError
+from meshwright.errors import InfeasibleError
 from meshwright.mlperf.benchmarks import Benchmark
-from meshwright.mlperf.run_files import DEFAULT_BATCH, references
+from meshwright.mlperf.run_files import DEFAULT_BATCH, references, run_content
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import request_for
 from meshwright.specs.estimate import MemoryEstimate
@@ -79,11 +78,8 @@ def _shapes(benchmark: Benchmark, overrides: tuple[str, ...]) -> str:
 
 def shape_run(benchmark: Benchmark, *, overrides: tuple[str, ...], num_steps: int) -> Run:
     """The run of a benchmark without its data, weights, evaluation and target."""
-    if "run" not in benchmark.training:
-        raise InputError(f"{benchmark.name} is checked and scored here, and not run: its rules have no run file")
-    content = deepcopy(dict(benchmark.training["run"]))
+    content = run_content(benchmark)
     content["name"] = f"shape of {benchmark.name}"
-    content.setdefault("cluster", "here")
     content["data"] = {"source": "synthetic", "sequence_length": content["data"]["sequence_length"]}
     batch = next((point.global_batch for point in references(benchmark)), DEFAULT_BATCH)
     content["batch"] = {"global_sequences": batch}

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
-from meshwright.files import write_atomically
+from meshwright.files import toml_table, write_atomically
 from meshwright.json_values import load_json
+from meshwright.mlperf.benchmarks import DATA
 from meshwright.mlperf.check_system import SYSTEM_FIELDS
 from meshwright.specs.hardware import HERE
 from meshwright.specs.run import Run
@@ -141,17 +142,8 @@ def _accelerator() -> dict[str, str]:
     from meshwright.training import device as devices
 
     device = devices.find_device()
-    names = (
-        "host_interconnect",
-        "frequency",
-        "on-chip_memories",
-        "memory_configuration",
-        "memory_capacity",
-        "interconnect",
-        "interconnect_topology",
-    )
     if device.type == "cpu":
-        absent = {f"accelerator_{name}": NONE for name in names}
+        absent = dict.fromkeys(toml_table(DATA / "system.toml")["accelerator"], NONE)
         return {"accelerators_per_node": "0", "accelerator_model_name": NONE, **absent}
     return {
         "accelerators_per_node": str(devices.num_devices(device)),

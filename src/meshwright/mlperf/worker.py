@@ -15,11 +15,12 @@ from typing import Any
 from meshwright import runfile
 from meshwright.engines.base import Measuring, ObservedEngine, TrainingEngine, TrainOptions, find_engine
 from meshwright.errors import InputError, MeshwrightError, printable
-from meshwright.files import record_of, write_atomically
+from meshwright.files import record_of, toml_table, write_atomically
+from meshwright.mlperf.benchmarks import DATA
 from meshwright.mlperf.inputs import require_remembered
 from meshwright.mlperf.run_log import LogWriter, RunLogger
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import LearningRateSchedule, Run
+from meshwright.specs.run import Run
 from meshwright.training.parent_watch import end_with_parent, signal_at_end_of_parent
 from meshwright.training.rendezvous import is_main
 
@@ -157,15 +158,6 @@ def _evict(file: Path) -> int:
 
 LOGGED_PRECISIONS = {"bf16": "bfloat16"}
 """Names of number formats where the log has another one than run files."""
-SCHEDULES = {
-    LearningRateSchedule.COSINE: "cosine with linear warmup",
-    LearningRateSchedule.LINEAR: "linear with linear warmup",
-    LearningRateSchedule.CONSTANT: "constant with linear warmup",
-    LearningRateSchedule.WSD: "warmup, stable, decay",
-    LearningRateSchedule.COSINE_WITH_RESTARTS: "cosine with restarts, with linear warmup",
-    LearningRateSchedule.POLYNOMIAL: "polynomial with linear warmup",
-    LearningRateSchedule.INVERSE_SQRT: "inverse square root with linear warmup",
-}
 
 
 def logged_facts(run: Run, plan: Plan, *, benchmark: str, train_samples: int) -> Iterator[tuple[str, Any]]:
@@ -187,7 +179,7 @@ def logged_facts(run: Run, plan: Plan, *, benchmark: str, train_samples: int) ->
     yield "opt_end_learning_rate", optimizer.learning_rate * optimizer.final_ratio
     yield "opt_learning_rate_warmup_steps", optimizer.warmup_steps
     yield "opt_learning_rate_decay_steps", run.num_steps - optimizer.warmup_steps
-    yield "opt_learning_rate_decay_schedule", SCHEDULES[optimizer.schedule]
+    yield "opt_learning_rate_decay_schedule", toml_table(DATA / "runs.toml")["schedules"][optimizer.schedule]
     yield "opt_learning_rate_training_steps", run.num_steps
     yield "opt_learning_rate_warmup_factor", optimizer.warmup_steps / run.num_steps
     yield "opt_adamw_beta_1", optimizer.betas[0]

@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from meshwright.files import FORMAT, require_format
+from meshwright.files import FORMAT, require_format, toml_table
 from meshwright.json_values import load_json
 from meshwright.units import format_seconds
 
@@ -54,25 +54,8 @@ class Record:
 
 RECORD = "record.json"
 
-STATISTICS = (
-    "steps", "tokens", "first_loss", "last_loss", "prediction_losses", "validation_loss", "validation_losses", "best",
-    "target", "elapsed_s", "step_s", "label_tokens", "tokens_per_s_per_device", "throughput", "mfu", "mfu_convention",
-    "model_flops_per_token", "peak_flops_per_s", "peak_memory_bytes", "num_devices", "parameters",
-    "trained_parameters", "checkpoint", "data_workers", "data_usage", "data_progress", "num_checkpoints",
-    "checkpoint_stall_s",
-)  # fmt: skip
-"""Keys of `statistics`; every engine has the same. docs/reference/record.md explains them."""
-
-
-STEP = (
-    "step", "batch", "loss", "gradient_norm", "learning_rate", "tokens", "step_s", "elapsed_s",
-    "tokens_per_s_per_device", "mfu", "memory_bytes",
-)  # fmt: skip
-STEP_OPTIONAL = (
-    "batches", "labels", "profiled", "validation_loss", "validation_losses", "validation_rewards", "rewards",
-    "prediction_losses", "expert_load_ratio", "checkpoint_stall_s",
-)  # fmt: skip
-"""Keys that every line of `steps.jsonl` has, and keys that some lines have; every engine writes the same."""
+_KEYS = toml_table(Path(__file__).with_name("record.toml"))
+STATISTICS, STEP, STEP_OPTIONAL = (tuple(_KEYS[name]) for name in ("statistics", "step", "step_optional"))
 
 
 def complete_statistics(measured: Mapping[str, Any], *, lacks: Collection[str] = ()) -> dict[str, Any]:

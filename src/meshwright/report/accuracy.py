@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import isfinite
 from typing import Any
@@ -37,7 +37,17 @@ from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, document, explained_figure, page_table, paragraph, tiles
 from meshwright.version import __version__
 
-METRICS_HEADINGS = ("rows", "predicted", "median", "p90", "bias", "in interval", "memory", "regret", "tau")
+METRICS: dict[str, Callable[[Metrics], str]] = {
+    "rows": lambda m: f"{m.num_rows:,}",
+    "predicted": lambda m: f"{m.num_predicted:,}",
+    "median": lambda m: _percent(m.median_abs_error),
+    "p90": lambda m: _percent(m.p90_abs_error),
+    "bias": lambda m: _signed(m.bias),
+    "in interval": lambda m: _percent(m.interval_coverage),
+    "memory": lambda m: _percent(m.memory_median_abs_error),
+    "regret": lambda m: _percent(m.top1_regret_mean),
+    "tau": lambda m: f"{m.kendall_tau_mean:.2f}" if isfinite(m.kendall_tau_mean) else "",
+}
 """Rows of the group and those predicted; median and 90th percentile of the absolute error; median signed
 error; share of measurements inside the interval; median absolute memory error; mean top-1 regret and
 Kendall τ of the groups of plans."""
@@ -68,58 +78,38 @@ def remaining_tables(report: AccuracyReport) -> list[TextTable]:
 
 def metrics_table(title: str, groups: Mapping[str, Metrics]) -> TextTable:
     """One row a group; cells are empty where there is no value."""
-    rows = [(name, *_metrics_cells(metrics)) for name, metrics in groups.items()]
-    return TextTable(title=title, headings=("", *METRICS_HEADINGS), rows=rows)
+    rows = [(name, *(cell(metrics) for cell in METRICS.values())) for name, metrics in groups.items()]
+    return TextTable(title=title, headings=("", *METRICS), rows=rows)
 
 
 def rows_table(report: AccuracyReport) -> TextTable:
     """Every published row: rates in tokens/s per device."""
     reason = "not predicted because"
-    return TextTable(
-        title="Rows",
-        headings=("id", "predicted", "low", "high", "measured", "error", reason),
-        rows=[
-            (
-                row.run.id,
-                *(rate(value) if isfinite(value) else "" for value in (row.predicted, row.low, row.high, row.measured)),
-                _signed(row.signed_error),
-                row.run.reason,
-            )
-            for row in report.rows
-        ],
-        text_columns=(reason,),
-    )
+    columns: dict[str, Callable[[RowReport], str]] = {
+        "id": lambda row: row.run.id,
+        "predicted": lambda row: _rate(row.predicted),
+        "low": lambda row: _rate(row.low),
+        "high": lambda row: _rate(row.high),
+        "measured": lambda row: _rate(row.measured),
+        "error": lambda row: _signed(row.signed_error),
+        reason: lambda row: row.run.reason,
+    }
+    return TextTable.of("Rows", report.rows, columns, text_columns=(reason,))
 
 
-def _metrics_cells(m: Metrics) -> tuple[str, ...]:
-    return (
-        f"{m.num_rows:,}",
-        f"{m.num_predicted:,}",
-        _percent(m.median_abs_error),
-        _percent(m.p90_abs_error),
-        _signed(m.bias),
-        _percent(m.interval_coverage),
-        _percent(m.memory_median_abs_error),
-        _percent(m.top1_regret_mean),
-        f"{m.kendall_tau_mean:.2f}" if isfinite(m.kendall_tau_mean) else "",
-    )
+def _rate(value: float) -> str:
+    return rate(value) if isfinite(value) else ""
 
 
 def _memory_table(memory: Mapping[str, Mapping[str, float]]) -> TextTable:
-    return TextTable(
-        title="Error of memory, by the source's count",
-        headings=("counts", "rows", "median", "p90", "bias"),
-        rows=[
-            (
-                kind,
-                f"{errors['num_rows']:,}",
-                _percent(errors["median_abs_error"]),
-                _percent(errors["p90_abs_error"]),
-                _signed(errors["bias"]),
-            )
-            for kind, errors in memory.items()
-        ],
-    )
+    columns: dict[str, Callable[[str], str]] = {
+        "counts": lambda kind: kind,
+        "rows": lambda kind: f"{memory[kind]['num_rows']:,}",
+        "median": lambda kind: _percent(memory[kind]["median_abs_error"]),
+        "p90": lambda kind: _percent(memory[kind]["p90_abs_error"]),
+        "bias": lambda kind: _signed(memory[kind]["bias"]),
+    }
+    return TextTable.of("Error of memory, by the source's count", memory, columns)
 
 
 def _failed_table(failed: FailedReport) -> TextTable:
@@ -130,20 +120,14 @@ def _failed_table(failed: FailedReport) -> TextTable:
         "sources with failures": failed.same_sources,
         **failed.by_source,
     }
-    return TextTable(
-        title="Does it fit in memory",
-        headings=("", "ran out of memory", "rightly rejected", "worked", "wrongly rejected"),
-        rows=[
-            (
-                name,
-                f"{shares.num_failed:,}",
-                _percent(shares.correctly_rejected_ratio),
-                f"{shares.num_worked:,}",
-                _percent(shares.wrongly_rejected_ratio),
-            )
-            for name, shares in listed.items()
-        ],
-    )
+    columns: dict[str, Callable[[str], str]] = {
+        "": lambda name: name,
+        "ran out of memory": lambda name: f"{listed[name].num_failed:,}",
+        "rightly rejected": lambda name: _percent(listed[name].correctly_rejected_ratio),
+        "worked": lambda name: f"{listed[name].num_worked:,}",
+        "wrongly rejected": lambda name: _percent(listed[name].wrongly_rejected_ratio),
+    }
+    return TextTable.of("Does it fit in memory", listed, columns)
 
 
 def _percent(ratio: float) -> str:

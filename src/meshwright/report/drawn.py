@@ -7,55 +7,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from pkgutil import resolve_name
 
+from meshwright.files import toml_table
 from meshwright.report.html import write_page
 from meshwright.result import Result
 
-NOTEBOOKS = {
-    "mlperf.compare:ResultComparison": "notebook:rows_html",
-    "mlperf.package:SubmissionPackage": "notebook:rows_html",
-    "mlperf.results:BenchmarkCheck": "notebook:rows_html",
-    "mlperf.results:BenchmarkScores": "notebook:rows_html",
-    "mlperf.results:ReferencePoints": "notebook:rows_html",
-    "mlperf.running:BenchmarkRuns": "notebook:rows_html",
-    "answers.model_memory:ModelMemory": "notebook:rows_html",
-    "answers.run_export:RunExport": "notebook:rows_html",
-    "answers.run_import:RunImport": "notebook:rows_html",
-    "answers.run_survey:ConfigurationSurvey": "notebook:rows_html",
-    "answers.serving_accuracy:ServingAccuracy": "notebook:tables_html",
-    "answers.serving_calibration:ServingCalibrationResult": "notebook:tables_html",
-    "answers.serving_estimate:ServingEstimate": "notebook:tables_html",
-    "answers.serving_plan:ServingPlan": "notebook:tables_html",
-    "answers.record_files:ServingMeasurements": "notebook:tables_html",
-    "answers.accuracy_study:AccuracyStudy": "notebook:accuracy_html",
-    "answers.catalog_listing:CatalogItem": "notebook:entry_html",
-    "answers.catalog_listing:CatalogListing": "notebook:listing_html",
-    "answers.comparison.study:SideComparison": "comparison.page:comparison_fragment",
-    "answers.evaluation:Evaluation": "notebook:evaluation_html",
-    "answers.explanation:Explanation": "notebook:explanation_html",
-    "answers.generation:Generation": "notebook:generation_html",
-    "answers.ingest_result:IngestBenchmark": "notebook:ingest_html",
-    "answers.overview.collect:RecordReport": "overview.page:record_fragment",
-    "answers.plan_ranking:PlanRanking": "notebook:ranking_html",
-    "answers.record_files:DeviceMeasurements": "notebook:device_html",
-    "answers.record_files:RecordSet": "notebook:records_html",
-    "answers.record_files:TrainingSweep": "notebook:sweep_html",
-    "answers.run_estimate:RunEstimate": "notebook:estimate_html",
-    "answers.scale_study:ScaleReport": "notebook:scale_html",
-    "answers.serving_capacity:ServingCapacity": "notebook:capacity_html",
-    "answers.record_files:OfflineMeasurements": "notebook:offline_html",
-    "answers.sources.study:SourceReport": "sources.page:source_fragment",
-    "answers.training_run:TrainingRun": "notebook:training_html",
-}
-"""The function of `report` that returns HTML for a notebook, of each class of answers by its module and name."""
-
-PAGES = {
-    "answers.overview.collect:RecordReport": "overview.page:record_page",
-    "answers.plan_ranking:PlanRanking": "plan_space.page:ranking_page",
-    "answers.sources.study:SourceReport": "sources.page:source_page",
-}
-"""The function that returns the page, of the classes that write one."""
+_TABLES = toml_table(Path(__file__).with_name("drawn.toml"))
+NOTEBOOKS, PAGES = _TABLES["notebooks"], _TABLES["pages"]
+"""The function of `report` that returns HTML for a notebook, and the one that returns the page, of each class."""
 
 
 def notebook_html(answer: Result) -> str:

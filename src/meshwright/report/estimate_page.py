@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 
 from meshwright.answers.cluster import setup_lines
@@ -100,15 +101,21 @@ def _step(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], c
         title="Where the time goes",
         parts=[
             paragraph(f"{text} Only exposed communication counts: the parts sum to the step.", marks=marks),
-            explained_figure(
-                figures.waterfall_svg(step.components_s),
-                title="Step time by component",
-                data=sortable_table(("component", "time", "share"), rows, name="Step time by component"),
-                command=command,
-                legend=figures.family_legend(step.components_s),
+            _drawn(
+                figures.waterfall_svg(step.components_s), "Step time by component", ("component", "time", "share"),
+                rows, command=command, legend=figures.family_legend(step.components_s),
             ),
         ],
-    )
+    )  # fmt: skip
+
+
+def _drawn(
+    picture: str, title: str, headings: Sequence[str], rows: Sequence[Sequence[object]], *, command: str,
+    legend: Sequence[tuple[str, str]] = (), name: str = "", text_columns: Sequence[str] = (),
+) -> str:  # fmt: skip
+    """A figure with a table of its data, which is called `name`, or as the figure."""
+    data = sortable_table(headings, rows, name=name or title, text_columns=text_columns)
+    return explained_figure(picture, title=title, data=data, command=command, legend=legend)
 
 
 def _timeline(done: RunEstimate, command: str) -> list[PageSection]:
@@ -127,9 +134,9 @@ def _timeline(done: RunEstimate, command: str) -> list[PageSection]:
         for r in stage_rows(done.request, done.estimate)
     ]  # fmt: skip
     headings = ("rank", "layers", "forward", "backward", "micro-batches kept", "waits")
-    picture = explained_figure(
-        timeline_svg(timeline), title="Passes of every pipeline rank", command=command, legend=legend(timeline),
-        data=sortable_table(headings, ranks, name="Pipeline ranks"),
+    picture = _drawn(
+        timeline_svg(timeline), "Passes of every pipeline rank", headings, ranks, command=command,
+        legend=legend(timeline), name="Pipeline ranks",
     )  # fmt: skip
     return [PageSection(title="Pipeline", parts=[paragraph(text), picture], is_wide=True)]
 
@@ -146,17 +153,15 @@ def _memory(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource],
         title="Where the memory goes",
         parts=[
             paragraph(text, marks=notes.mark(str(sources["hardware"]))),
-            explained_figure(
+            _drawn(
                 figures.memory_svg(memory_parts(memory), capacity_bytes=memory.capacity_bytes),
-                title="Memory of the fullest device",
-                data=sortable_table(("part", "GiB"), rows, name="Memory by part"),
-                command=command,
+                "Memory of the fullest device", ("part", "GiB"), rows, command=command, name="Memory by part",
                 legend=figures.memory_legend(),
             ),
             *_over_time(done, command),
             *_ranks(done, command),
         ],
-    )
+    )  # fmt: skip
 
 
 def _over_time(done: RunEstimate, command: str) -> list[str]:
@@ -166,32 +171,18 @@ def _over_time(done: RunEstimate, command: str) -> list[str]:
         return []
     title = f"Memory of rank {found.rank} during one step"
     rows = [(name, f"{gib(size):.2f}") for name, size in found.peak.parts_bytes.items()]
-    return [
-        paragraph(found.summary()),
-        explained_figure(
-            figures.memory_over_time_svg(found),
-            title=title,
-            data=sortable_table(("part", "GiB at the peak"), rows, name=title),
-            command=command,
-            legend=figures.memory_legend(),
-        ),
-    ]
+    picture, legend = figures.memory_over_time_svg(found), figures.memory_legend()
+    drawn = _drawn(picture, title, ("part", "GiB at the peak"), rows, command=command, legend=legend)
+    return [paragraph(found.summary()), drawn]
 
 
 def _ranks(done: RunEstimate, command: str) -> list[str]:
     """The memory of every pipeline rank; nothing without a pipeline."""
     if done.plan.pipeline == 1:
         return []
-    shown = rank_memory_table(done.memory_of_ranks)
-    return [
-        explained_figure(
-            figures.rank_memory_svg(done.memory_of_ranks),
-            title=shown.title,
-            data=sortable_table(shown.headings, shown.rows, name=shown.title),
-            command=command,
-            legend=figures.memory_legend(),
-        )
-    ]
+    shown, picture = rank_memory_table(done.memory_of_ranks), figures.rank_memory_svg(done.memory_of_ranks)
+    legend = figures.memory_legend()
+    return [_drawn(picture, shown.title, shown.headings, shown.rows, command=command, legend=legend)]
 
 
 def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource], command: str) -> PageSection:
@@ -207,19 +198,14 @@ def _uncertainty(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSou
         title="How sure this is",
         parts=[
             paragraph(text, marks=notes.mark(INTERVAL_CONVENTION) + notes.mark(str(sources["calibration"]))),
-            explained_figure(
+            _drawn(
                 figures.shares_svg(shares, title="Share of the variance of the step time by input"),
-                title="Share of each input in the width of the interval",
-                data=sortable_table(
-                    ("input", "share", "is"),
-                    [(n, percent(shares[n]), is_) for n, is_ in meanings],
-                    name="Inputs of the interval",
-                    text_columns=("is",),
-                ),
-                command=command,
+                "Share of each input in the width of the interval", ("input", "share", "is"),
+                [(n, percent(shares[n]), is_) for n, is_ in meanings], command=command, name="Inputs of the interval",
+                text_columns=("is",),
             ),
         ],
-    )
+    )  # fmt: skip
 
 
 def _economics(done: RunEstimate, notes: Endnotes, sources: dict[str, InputSource]) -> PageSection:

@@ -13,6 +13,7 @@ import gzip
 import json
 import os
 import re
+import shlex
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -126,9 +127,12 @@ def measured_page(
 ) -> str:
     """The page of a measurement: key figures with notes below them, and at the end the conditions that are known.
 
-    `about` is the record, which says when the measurement started.
+    `about` is the record: its command, and the times at which it started and ended, where it says so.
     """
-    rows = [(name, value) for name, value in conditions.items() if value]
+    known = {**conditions, "command": shlex.join(about["command"])}
+    if "ended" in about:
+        known["from, to"] = f"{about['started']}, {about['ended'] or 'interrupted'}"
+    rows = [(name, value) for name, value in known.items() if value]
     shown = TextTable(title="Conditions", headings=("", "what"), rows=rows, text_columns=("what",))
     cautions = "".join(paragraph(f"Note: {text}.", css_class="lead") for text in notes)
     return document(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -274,6 +273,4 @@ def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:
         "queries": f"{queries['num']} of {queries['tokens']} tokens; encoding one takes "
         f"{queries['encode_p50_s'] * 1e3:.2f} ms" if queries else "",
         "software": ", ".join(f"{name} {version}" for name, version in software.items()),
-        "command": shlex.join(sidecar["command"]),
-        "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }  # fmt: skip

@@ -5,7 +5,6 @@ The page adds throughput against interactivity, and the conditions.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -328,8 +327,6 @@ def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:
         "prompts": f"seed {sidecar['seed']}" if "seed" in sidecar else "",
         "end token": "ignored" if endpoint.get("ignore_eos") else "ends an answer",
         "ramp": f"{sidecar['ramp_s']:g} s" if sidecar.get("ramp_s") else "",
-        "command": shlex.join(sidecar["command"]),
-        "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }
 
 

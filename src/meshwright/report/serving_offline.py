@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,7 +11,7 @@ from meshwright.bench.serving.offline import OfflineComparison, OfflinePoint
 from meshwright.report.charts import BLUE, RED, WIDTH, across, alt, chart_of, color_by
 from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, figure, measured_page, page_table, table_sections
-from meshwright.report.serving import failures_by_kind
+from meshwright.report.serving import WAIT_LIMIT, failures_by_kind
 
 
 def tables(found: Sequence[OfflinePoint], comparison: OfflineComparison | None) -> list[TextTable]:
@@ -54,10 +53,6 @@ def rate_table(found: Sequence[OfflinePoint], comparison: OfflineComparison | No
             f"{len(comparison.ratios)} pairs."
         )
     return TextTable(title="Batch throughput", headings=headings, rows=rows, caption=caption)
-
-
-WAIT_LIMIT = 0.05
-"""Share of its time without a processor above which a caution says so."""
 
 
 def cautions(found: Sequence[OfflinePoint]) -> list[str]:
@@ -143,5 +138,4 @@ def _conditions(about: Mapping[str, Any]) -> dict[str, Any]:
         "cores": about["cores"],
         "warm-up requests of a replica": str(about["num_warmup"]),
         "seed": str(about["seed"]),
-        "command": shlex.join(about["command"]),
     }

@@ -17,6 +17,7 @@ from meshwright.answers.training_run import MeasuredQuantity, TrainingRun
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import UnknownNameError
 from meshwright.report import training_figures as figures
+from meshwright.report.charts import GREEN, PURPLE
 from meshwright.report.figures import family_legend, shares_svg, waterfall_svg
 from meshwright.report.html import Endnotes, PageSection, document, figure, paragraph, table, tiles
 from meshwright.units import GIB, format_bytes, format_count, format_duration, gib
@@ -37,9 +38,7 @@ def training_page(done: TrainingRun) -> str:
     lead = _lead(done)
     sections = [
         *_quantities(done, notes),
-        *_loss(done),
-        *_speed(done),
-        *_gradients(done),
+        *([_loss(done), _speed(done), _gradients(done)] if done.steps else []),
         _memory(done),
         *_time(done, notes),
         *_published(done, notes),
@@ -153,17 +152,13 @@ def _verdict(inside: Sequence[MeasuredQuantity]) -> str:
     return f"The step was {how} than the interval allows."
 
 
-def _loss(done: TrainingRun) -> list[PageSection]:
-    if not done.steps:
-        return []
+def _loss(done: TrainingRun) -> PageSection:
     has_validation = any("validation_loss" in s for s in done.steps)
     legend = [(n, c) for n, c in figures.LOSS_LEGEND.items() if has_validation or n == "training"]
-    return [PageSection(title="Loss", parts=[figure(figures.loss_svg(done.steps), legend=legend)])]
+    return PageSection(title="Loss", parts=[figure(figures.loss_svg(done.steps), legend=legend)])
 
 
-def _speed(done: TrainingRun) -> list[PageSection]:
-    if not done.steps:
-        return []
+def _speed(done: TrainingRun) -> PageSection:
     predicted = next((row.predicted for row in done.measured_quantities() if row.unit == "s"), None)
     s = done.statistics["step_s"]
     text = ""
@@ -180,28 +175,15 @@ def _speed(done: TrainingRun) -> list[PageSection]:
         ),
         figure(figures.line_svg(done.steps, "tokens_per_s_per_device", title="tokens/s/device")),
     ]
-    return [PageSection(title="Speed", parts=parts)]
+    return PageSection(title="Speed", parts=parts)
 
 
-def _gradients(done: TrainingRun) -> list[PageSection]:
-    if not done.steps:
-        return []
+def _gradients(done: TrainingRun) -> PageSection:
     clip = done.run["optimizer"]["gradient_clip"]
     text = "Norm of all gradients before clipping" + (f" at {clip:g}." if clip is not None else "; not clipped.")
-    return [
-        PageSection(
-            title="Gradient norm and learning rate",
-            parts=[
-                paragraph(text),
-                figure(
-                    figures.line_svg(
-                        done.steps, "gradient_norm", title="gradient norm", color=figures.GREEN, is_logarithmic=True
-                    )
-                ),
-                figure(figures.line_svg(done.steps, "learning_rate", title="learning rate", color=figures.PURPLE)),
-            ],
-        )
-    ]
+    norms = figures.line_svg(done.steps, "gradient_norm", title="gradient norm", color=GREEN, is_logarithmic=True)
+    rates = figures.line_svg(done.steps, "learning_rate", title="learning rate", color=PURPLE)
+    return PageSection(title="Gradient norm and learning rate", parts=[paragraph(text), figure(norms), figure(rates)])
 
 
 def _memory(done: TrainingRun) -> PageSection:

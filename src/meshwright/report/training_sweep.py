@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,22 +24,17 @@ WIDE_RATIO = 5.0
 
 def speed_table(found: Sequence[Summary]) -> TextTable:
     """Throughput of each configuration, measured and predicted."""
-    rows = [
-        (
-            s.name,
-            _with_ends(s.tokens_per_s_per_device),
-            "" if s.predicted_rate is None else _with_ends(s.predicted_rate),
-            "" if s.error is None else f"{100 * s.error:+z.1f} %",
-            {True: "yes", False: "no", None: ""}[s.is_inside],
-        )
-        for s in found
-        if s.is_measured
-    ]
     few = any(s.is_measured and not s.has_confidence for s in found)
-    return TextTable(
-        title="Tokens/s/device",
-        headings=("configuration", "measured", "predicted", "off by", "inside"),
-        rows=rows,
+    return TextTable.of(
+        "Tokens/s/device",
+        [s for s in found if s.is_measured],
+        {
+            "configuration": lambda s: s.name,
+            "measured": lambda s: _with_ends(s.tokens_per_s_per_device),
+            "predicted": lambda s: "" if s.predicted_rate is None else _with_ends(s.predicted_rate),
+            "off by": lambda s: "" if s.error is None else f"{100 * s.error:+z.1f} %",
+            "inside": lambda s: {True: "yes", False: "no", None: ""}[s.is_inside],
+        },
         caption="Measured: median of the runs and "
         + ("their range" if few else "its 95 % interval")
         + ". Predicted: before each run, with the 80 % interval. Off by: measured over predicted, minus one.",
@@ -50,23 +44,21 @@ def speed_table(found: Sequence[Summary]) -> TextTable:
 
 def use_table(found: Sequence[Summary]) -> TextTable:
     """Step time, MFU and memory of each configuration."""
-    rows = []
-    for s in found:
-        if s.is_measured:
-            first, predicted_bytes = s.rows[0], s.predicted_memory_bytes
-            loss = "" if s.last_loss is None else f"{s.last_loss:.3f}"
-            rows.append(
-                (
-                    s.name, first.plan, len(s.rows), seconds(s.step_s.value), percent(s.mfu),
-                    format_bytes(s.peak_memory_bytes),
-                    "" if predicted_bytes is None else format_bytes(predicted_bytes), loss,
-                )
-            )  # fmt: skip
-    conventions = dict.fromkeys(s.rows[0].mfu_convention for s in found if s.is_measured)
-    return TextTable(
-        title="Use of the device",
-        headings=("configuration", "plan", "runs", "step", "MFU", "memory", "predicted", "last loss"),
-        rows=rows,
+    measured = [s for s in found if s.is_measured]
+    conventions = dict.fromkeys(s.rows[0].mfu_convention for s in measured)
+    return TextTable.of(
+        "Use of the device",
+        measured,
+        {
+            "configuration": lambda s: s.name,
+            "plan": lambda s: s.rows[0].plan,
+            "runs": lambda s: len(s.rows),
+            "step": lambda s: seconds(s.step_s.value),
+            "MFU": lambda s: percent(s.mfu),
+            "memory": lambda s: format_bytes(s.peak_memory_bytes),
+            "predicted": lambda s: "" if s.predicted_memory_bytes is None else format_bytes(s.predicted_memory_bytes),
+            "last loss": lambda s: "" if s.last_loss is None else f"{s.last_loss:.3f}",
+        },
         caption=f"MFU: {'; or: '.join(conventions)}.",
         text_columns=("plan",),
     )
@@ -238,6 +230,4 @@ def _conditions(sidecar: Mapping[str, Any]) -> dict[str, Any]:
         "system": device.get("system"),
         **software,
         "revision": sidecar["git_commit"],
-        "command": shlex.join(sidecar["command"]),
-        "from, to": f"{sidecar['started']}, {sidecar['ended'] or 'interrupted'}",
     }

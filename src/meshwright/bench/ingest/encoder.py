@@ -20,19 +20,14 @@ from torch.nn import functional
 
 from meshwright.bench.ingest.chunks import ChunkTokenizer, TokenIds
 from meshwright.errors import InfeasibleError, InputError, MissingDependencyError
+from meshwright.files import toml_table
 from meshwright.inference.ingestion import EncoderShape
 from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 INITIAL_SD = 0.02  # BERT's
-KEYS = {
-    "num_layers": "num_hidden_layers", "hidden": "hidden_size", "num_heads": "num_attention_heads",
-    "ffn": "intermediate_size", "vocabulary": "vocab_size", "max_positions": "max_position_embeddings",
-    "num_types": "type_vocab_size",
-}  # fmt: skip
-REQUIRED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-IGNORED = ("pooler.", "position_ids")
+_BERT = toml_table(Path(__file__).with_name("bert.toml"))
 Vectors = NDArray[np.float32]
 
 
@@ -115,12 +110,12 @@ def random_weights(shape: EncoderShape, *, seed: int) -> EncoderWeights:
 def load_weights(folder: Path, *, name: str) -> EncoderWeights:
     """Read config.json and model.safetensors of a BertModel. Raises InputError for another architecture."""
     config = _json(folder / "config.json")
-    for key, expected in REQUIRED.items():
+    for key, expected in _BERT["required"].items():
         if config.get(key, expected) != expected:
             raise InputError(f"{folder}: {key} of the encoder", got=config[key], allowed=expected)
     _check_pooling(folder)
     try:
-        shape = EncoderShape(**{ours: int(config[theirs]) for ours, theirs in KEYS.items()})
+        shape = EncoderShape(**{ours: int(config[theirs]) for ours, theirs in _BERT["keys"].items()})
         model = BertEncoder(shape, eps=float(config.get("layer_norm_eps", 1e-12)))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise InputError(f"{folder}/config.json: no encoder can be built from it ({error})") from None
@@ -164,21 +159,14 @@ def _fill(model: BertEncoder, path: Path) -> None:
         raise InputError(f"no weights can be read ({error})", got=str(path), allowed="model.safetensors") from None
     found = {name.removeprefix("bert."): t.float() for name, t in tensors.items()}
     found = {
-        _renamed(name): t for name, t in found.items() if not name.startswith(IGNORED) and "position_ids" not in name
+        _renamed(name): t
+        for name, t in found.items()
+        if not name.startswith(tuple(_BERT["ignored"])) and "position_ids" not in name
     }
     try:
         model.load_state_dict(found)
     except RuntimeError as error:
         raise InputError(f"{path}: {' '.join(str(error).split())[:400]}", allowed="a BertModel") from None
-
-
-_NAMES = {
-    "embeddings.word_embeddings": "tokens", "embeddings.position_embeddings": "positions",
-    "embeddings.token_type_embeddings": "types", "embeddings.LayerNorm": "norm",
-    "attention.self.query": "query", "attention.self.key": "key", "attention.self.value": "value",
-    "attention.output.dense": "out", "attention.output.LayerNorm": "norm",
-    "intermediate.dense": "up", "output.dense": "down", "output.LayerNorm": "ffn_norm",
-}  # fmt: skip
 
 
 def _renamed(name: str) -> str:
@@ -192,7 +180,7 @@ def _renamed(name: str) -> str:
     if middle.startswith("encoder.layer."):
         number, _, middle = middle.removeprefix("encoder.layer.").partition(".")
         head = f"blocks.{number}."
-    return f"{head}{_NAMES.get(middle, middle)}.{end}"
+    return f"{head}{_BERT['tensors'].get(middle, middle)}.{end}"
 
 
 @dataclass(frozen=True, kw_only=True)

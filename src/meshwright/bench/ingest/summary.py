@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Generic, TypeVar
 
+from meshwright.json_values import picked
 from meshwright.records.ingest import (
     STAGES,
     ChunkEncoding,
@@ -78,8 +79,7 @@ class PassSummary:
         return {
             "encoding": self.encoding, "mode": self.mode, "index": self.index, "num_repeats": len(self.rows),
             "interrupted": any(row.interrupted for row in self.rows),
-            "num_documents": last.num_documents, "num_bytes": last.num_bytes, "num_chunks": last.num_chunks,
-            "num_tokens": last.num_tokens, "padding_ratio": last.padding_ratio,
+            **picked(last, "num_documents", "num_bytes", "num_chunks", "num_tokens", "padding_ratio"),
             **{name: self.rate(name) for name in RATES},
             "stages": {
                 stage: {
@@ -144,8 +144,7 @@ class SearchSummary(_IndexSummary[IndexSearch]):
         """All values for JSON."""
         names = ("recall", "own_chunk_ratio", "p50_s", "p90_s", "p99_s", "queries_per_s")
         return {
-            "index": self.index, "build": self.build, "search": self.search, "batch": self.batch,
-            "threads": self.threads, "k": self.rows[0].k, "num_vectors": self.rows[0].num_vectors,
+            **picked(self, "index", "build", "search", "batch", "threads"), **picked(self.rows[0], "k", "num_vectors"),
             "refusal": self.refusal or None, **{name: self.value(name) for name in names},
         }  # fmt: skip
 
@@ -167,10 +166,8 @@ class BuildSummary(_IndexSummary[IndexBuild]):
 
     def document(self) -> dict[str, Any]:
         """All values for JSON."""
-        first = self.rows[0]
         return {
-            "index": self.index, "build": self.build, "num_vectors": first.num_vectors,
-            "num_synthetic": first.num_synthetic, "dim": first.dim, "threads": first.threads,
+            **picked(self, "index", "build"), **picked(self.rows[0], "num_vectors", "num_synthetic", "dim", "threads"),
             "build_s": self.value("build_s"), "vectors_per_s": self.vectors_per_s,
             "file_bytes": self.value("file_bytes"), "bytes_per_vector": self.bytes_per_vector,
             "resident_growth_bytes": self.value("resident_growth_bytes"), "refusal": self.refusal or None,

@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 from meshwright.json_values import load_text, parse_json
 from meshwright.records.serving import Arrivals, Latency, Load, ServingPoint, TokenSource, token_rates
+
+_FIELDS = toml_table(Path(__file__).with_name("clients.toml"))
 
 
 class ResultFormat(StrEnum):
@@ -206,17 +209,6 @@ def _configured_load(config: object, where: str, *, concurrency: str, rate: str,
 
 # --- readers ---
 
-_READ_OR_KNOWN = frozenset(
-    (
-        "accept_length", "backend", "benchmark_duration", "burstiness", "completed", "concurrency", "date", "duration",
-        "endpoint_type", "failed", "input_throughput", "label", "max_concurrency", "max_concurrent_requests",
-        "max_output_tokens_per_s", "model", "model_id", "num_prompts", "output_throughput", "request_goodput",
-        "request_goodput:", "request_rate", "request_throughput", "tokenizer_id", "total_input", "total_input_tokens",
-        "total_output", "total_output_tokens", "total_throughput", "total_token_throughput",
-    )
-)  # fmt: skip
-"""Fields of vLLM's and SGLang's results that are read, follow from fields that are read, or only name things."""
-
 
 def _not_read(document: Mapping[str, Any]) -> list[str]:
     """Single values that no field here reads, such as vLLM's `--metadata`; statistics of latencies aside."""
@@ -224,7 +216,7 @@ def _not_read(document: Mapping[str, Any]) -> list[str]:
         key
         for key, value in document.items()
         if isinstance(value, str | int | float)
-        and key not in _READ_OR_KNOWN
+        and key not in _FIELDS["read_or_known"]
         and not key.endswith(("_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms", "_e2e_latency_ms"))
     )
 
@@ -286,8 +278,7 @@ def _sglang(document: Mapping[str, Any], where: str) -> list[ImportedResult]:
     )  # fmt: skip
 
 
-AIPERF_UNITS_S = {"ms": 1e-3, "s": 1.0, "sec": 1.0, "us": 1e-6, "ns": 1e-9, "milliseconds": 1e-3}
-AIPERF_PARTS = {"mean": "avg", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "low": "min", "high": "max"}
+AIPERF_UNITS_S, AIPERF_PARTS = _FIELDS["aiperf_units_s"], _FIELDS["aiperf_parts"]
 
 
 def _aiperf(document: Mapping[str, Any], where: str) -> list[ImportedResult]:

@@ -25,21 +25,13 @@ from typing import Any
 
 from meshwright.bench.serving.endpoint import ServingPrompt
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import toml_table
 from meshwright.json_values import load_text, parse_json
 from meshwright.programs import install_command
 
 LONGEST_TOKENS = 10**7
 LENGTH_FORMS = "a number, 64-256, uniform:64,256, normal:MEAN,SD or lognormal:MEDIAN,SIGMA"
-VOCABULARY_TEXT = (
-    "time year people way day man thing woman life child world school state family student group country "
-    "problem hand part place case week company system program question work government number night "
-    "point home water room mother area money story fact month lot right study book eye word business "
-    "issue side kind head house service friend father power hour game line end member law car city "
-    "community name president team minute idea body information back parent face others level office "
-    "door health person art war history party result change morning reason research girl guy moment air "
-    "teacher force education "
-)
-VOCABULARY = tuple(VOCABULARY_TEXT.split())
+VOCABULARY = tuple(toml_table(Path(__file__).with_name("words.toml"))["words"])
 
 
 class LengthKind(StrEnum):

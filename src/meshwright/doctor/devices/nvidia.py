@@ -9,18 +9,14 @@ from xml.etree.ElementTree import Element
 from meshwright.catalog.lookup import accelerator_with_driver_name
 from meshwright.doctor.devices import Device, Devices, Process, addresses_on_bus, hottest, int_or_none, text_or_none
 from meshwright.doctor.host import Host, Unseen
+from meshwright.doctor.verdict import DATA
+from meshwright.files import toml_table
 from meshwright.units import MIB
 
 VENDOR = "10de"
 TOOL_TIMEOUT_S = 60.0
-SLOWDOWNS = {
-    "hw_slowdown": "hardware slowdown",
-    "hw_thermal_slowdown": "too hot (hardware)",
-    "hw_power_brake_slowdown": "power brake of the chassis",
-    "sw_thermal_slowdown": "too hot (driver)",
-    "applications_clocks_setting": "clock set by somebody",
-}
-"""Reasons that matter on an idle device; a power cap and idling do not."""
+_TEXTS = toml_table(DATA / "nvidia.toml")
+SLOWDOWNS = _TEXTS["slowdowns"]
 ALL_INACTIVE = "all links are inactive"
 """Words of nvidia-smi for a device in place of its links."""
 WITHOUT_LINKS = re.compile(r"PCI-?e|NVL\b|RTX|TITAN|Quadro|\bA(?:10|16|30|40)\b", re.IGNORECASE)
@@ -31,15 +27,6 @@ NO_VALUE = re.compile(r"\[?(?:Unknown Error|ERR!|GPU requires reset|GPU is lost|
 """Texts that nvidia-smi writes in place of a value of a device that does not answer."""
 MOST_RETIRED_PAGES = 60
 """NVIDIA, Dynamic page retirement: a device with as many is exchanged."""
-NOTHING = ("", "N/A", "[N/A]", "[Not Supported]", "Requested functionality has been deprecated")
-"""Texts that nvidia-smi writes for a missing value."""
-
-
-PENDING = (
-    "remapped_rows/remapped_row_pending", "retired_pages/pending_retirement", "retired_pages/pending_blacklist",
-    "ecc_errors/channel_repair_pending", "ecc_errors/tpc_repair_pending",
-)  # fmt: skip
-FAILED = ("remapped_rows/remapped_row_failure", "ecc_errors/aggregate/sram_threshold_exceeded")
 
 
 def find(host: Host) -> Devices:
@@ -107,8 +94,9 @@ def _device(host: Host, index: int, gpu: Element, links: int | None, all_links: 
         uncorrected_errors=_errors(gpu, "uncorrect"),
         corrected_errors=_errors(gpu, "correctable"),
         is_ecc_off=_text(gpu, "ecc_mode/current_ecc") == "Disabled" and not WITHOUT_ECC.search(name),
-        is_repair_pending=any(_text(gpu, path) == "Yes" for path in PENDING),
-        is_repair_failed=any(_text(gpu, path) == "Yes" for path in FAILED) or _retired_pages(gpu) >= MOST_RETIRED_PAGES,
+        is_repair_pending=any(_text(gpu, path) == "Yes" for path in _TEXTS["pending"]),
+        is_repair_failed=any(_text(gpu, path) == "Yes" for path in _TEXTS["failed"])
+        or _retired_pages(gpu) >= MOST_RETIRED_PAGES,
         complaints=_complaints(gpu),
         slowdowns=_slowdowns(events),
         firmware=_text(gpu, "vbios_version"),
@@ -215,7 +203,7 @@ def _module_version(text: str | None) -> str | None:
 def _text(element: Element | None, path: str) -> str | None:
     found = None if element is None else element.find(path)
     text = "" if found is None else (found.text or "").strip()
-    return None if text in NOTHING else text
+    return None if text in _TEXTS["nothing"] else text
 
 
 def _number(element: Element | None, path: str) -> float | None:

@@ -74,23 +74,24 @@ def hardware_table(found: SideComparison) -> TextTable:
     def x(value: float | None) -> str:
         return "" if value is None else f"{value:.2f}"
 
-    rows = [
-        (
-            f"{h.newer} over {h.older}", f"generation of {h.line}" if h.line else "", h.metric, x(h.measured),
-            x(h.bf16), x(h.fp8), x(h.memory_bandwidth), x(h.memory_capacity), x(h.scale_up_bandwidth),
-            x(h.design_power),
-        )
-        for h in found.hardware
-    ]  # fmt: skip
-    return TextTable(
-        title="Hardware, beside its datasheets",
-        headings=(
-            "accelerators", "", "metric", "compared here", "peak bf16", "peak fp8", "memory bandwidth", "memory",
-            "scale-up links", "design power",
-        ),
-        rows=rows, text_columns=("", "metric"),
+    return TextTable.of(
+        "Hardware, beside its datasheets",
+        found.hardware,
+        {
+            "accelerators": lambda h: f"{h.newer} over {h.older}",
+            "": lambda h: f"generation of {h.line}" if h.line else "",
+            "metric": lambda h: h.metric,
+            "compared here": lambda h: x(h.measured),
+            "peak bf16": lambda h: x(h.bf16),
+            "peak fp8": lambda h: x(h.fp8),
+            "memory bandwidth": lambda h: x(h.memory_bandwidth),
+            "memory": lambda h: x(h.memory_capacity),
+            "scale-up links": lambda h: x(h.scale_up_bandwidth),
+            "design power": lambda h: x(h.design_power),
+        },
+        text_columns=("", "metric"),
         caption="; ".join(dict.fromkeys(f"{h.line}: {h.line_source}" for h in found.hardware if h.line)),
-    )  # fmt: skip
+    )
 
 
 def gap_tables(found: SideComparison) -> Iterator[TextTable]:

@@ -31,10 +31,6 @@ from meshwright.report.charts import (
 from meshwright.report.timeline_blocks import Blocks, blocks_svg, windows
 from meshwright.units import format_seconds
 
-KERNEL_RATES = (
-    "FLOP/s and bytes/s are the least work of a call over its time, forward and backward together. The roofline is "
-    "made of the rates that the same record measured; above 100 % operands stay in a cache."
-)
 MOST_CALLS = 40
 """Calls in the figure: those with the lowest share first, which have most to gain."""
 

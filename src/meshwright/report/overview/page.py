@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -25,6 +26,7 @@ from meshwright.answers.overview.cost import (
 from meshwright.answers.quantities import percent, seconds
 from meshwright.answers.stages import stage_rows, step_timeline
 from meshwright.answers.text_table import TextTable
+from meshwright.files import toml_table
 from meshwright.report.comparison.tables import markdown_table, value_text
 from meshwright.report.html import (
     PageSection,
@@ -38,8 +40,8 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.overview import figures as draw
+from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
 from meshwright.report.overview.kernels import (
-    KERNEL_RATES,
     drawn_calls,
     idle_ratios,
     kernels_table,
@@ -49,7 +51,6 @@ from meshwright.report.overview.kernels import (
     roofline_cuts,
     stages_table,
 )
-from meshwright.report.overview.kernels import ORANGE as KERNEL_LINE
 from meshwright.report.overview.tables import (
     cost_table,
     entries_table,
@@ -62,12 +63,7 @@ from meshwright.report.timeline_blocks import MAX_DRAWN_PER_RANK
 from meshwright.version import __version__
 
 MOST_CURVES = 8
-MEASURED_PASSES = (
-    "Measured passes come from the last profiled step. Before a pass computes it waits for the activations or "
-    "gradients of another rank, the transfer included; every rank's time begins with its step. Predicted passes "
-    f"come from run files in the report. If a rank has more than {MAX_DRAWN_PER_RANK} passes, the figure shows the "
-    "beginning and the end of the step."
-)
+TEXTS = toml_table(Path(__file__).with_name("page.toml"))
 MOST_NOTES = 200
 """Endnotes on the page; the JSON document has all."""
 
@@ -90,9 +86,9 @@ def record_page(
 
     `command` is the command line that makes it and each of its figures.
     """
-    made = _made(found)
+    made, needs = _made(found), TEXTS["needs"]
     parts = [_section(s, command=command) for s in (*first, *made.values()) if s is not None]
-    missing = [f"{name} needs {_NEEDS[name]}" for name, s in made.items() if name in _NEEDS and s is None]
+    missing = [f"{name} needs {needs[name]}" for name, s in made.items() if name in needs and s is None]
     text = "; ".join(missing) + "." if missing else "Nothing: the records fill every section."
     absent = PageSection(title="What no record shows", parts=[paragraph(text[:1].upper() + text[1:])])
     return document(
@@ -254,14 +250,16 @@ def _kernel_calls(found: RecordReport) -> ReportSection | None:
                 title=title, data=data, chart=chart, legend=(("the roofline", KERNEL_LINE), *roofline_cuts(calls))
             ),
         )
-    return ReportSection(title="Kernels by shape", text=KERNEL_RATES, tables=(shown,), figures=figures, is_wide=True)
+    return ReportSection(
+        title="Kernels by shape", text=TEXTS["kernel_rates"], tables=(shown,), figures=figures, is_wide=True
+    )
 
 
 def _pipeline(found: RecordReport) -> ReportSection | None:
     from meshwright.report.timeline import legend, timeline_svg
 
     figures = _measured_pipelines(found)
-    text = MEASURED_PASSES if figures else ""
+    text = TEXTS["measured_passes"].format(most=MAX_DRAWN_PER_RANK) if figures else ""
     for entry in found.entries:
         done = entry.estimate
         timeline = None if done is None or done.plan.pipeline == 1 else step_timeline(done.estimate)
@@ -448,14 +446,6 @@ _SECTIONS: dict[str, Callable[[RecordReport], ReportSection | None]] = {
     "cost": _cost,
     "values by workload": _by_workload,
 }
-_NEEDS = {
-    "loss curves": "a training", "time by kind of kernel": "a training with --profile",
-    "kernels by shape": "a record of bench kernels or bench device",
-    "pipeline timeline": "a run file whose plan has a pipeline, or a training of one with --profile",
-    "scaling": "records of one workload on several numbers of devices",
-    "predicted against measured": "a training with a prediction", "serving": "a record of bench serve",
-    "cost": "a throughput on an accelerator with a price, or --price",
-}  # fmt: skip
 
 
 # --- HTML ---

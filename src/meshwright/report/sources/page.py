@@ -20,26 +20,12 @@ from meshwright.report.html import (
     tiles,
 )
 from meshwright.report.sources.figures import source_figures
-from meshwright.report.sources.tables import claims_table, document_of, slips_table, summary_table
+from meshwright.report.sources.tables import TEXTS, claims_table, document_of, slips_table, summary_table
 from meshwright.version import __version__
 
-TITLE = "Five documents about MI355X, beside predictions and published logs"
+TITLE, LEAD = TEXTS["title"], TEXTS["lead"]
 COMMAND = "meshwright report sources --html sources.html"
-LEAD = (
-    "The tables show every figure that the five documents print, with the prediction of the cost model, the value of "
-    "published logs and the measurement here. Two of the thousands of rows of the calibration are from the documents: "
-    "s65_01, s65_03. "
-    "A claim agrees when the printed value lies in the 80 % interval, or rounds into the value; a wide interval "
-    "agrees easily."
-)
-CLASSES = {
-    AnswerClass.MEASURED: "measured by this project, on a machine that is not the document's",
-    AnswerClass.LOGS: "recomputed from scores that MLCommons publishes, or from the benchmark's rules",
-    AnswerClass.MODELLED: "predicted by the cost model with an 80 % interval",
-    AnswerClass.ARITHMETIC: "the catalogue's datasheets and prices, and memory arithmetic",
-    AnswerClass.ASSUMED: "used as an input, or solved for: agreement would mean nothing",
-    AnswerClass.UNCHECKED: "the document does not say enough, and the reason stands in the row",
-}
+CLASSES = {AnswerClass(name): text for name, text in TEXTS["classes"].items()}
 
 
 def source_page(found: SourceReport, *, command: str = COMMAND) -> str:

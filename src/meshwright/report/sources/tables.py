@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from meshwright.answers.sources.study import Slip, SourceReport, SourceRow
 from meshwright.answers.text_table import TextTable
+from meshwright.files import toml_table
 
-DOCUMENTS = {
-    "perf25": "Training performance blog, 2025-12", "mlperf51": "MLPerf v5.1 blog, 2025-11", "s65": "Signal65, 2025-06",
-    "scale": "At-scale whitepaper, 2025", "hw": "At-scale whitepaper, specifications",
-    "dive": "MLPerf technical blog, 2025-11",
-}  # fmt: skip
-"""Short names of the documents by the beginning of the claims' names."""
+TEXTS = toml_table(Path(__file__).with_name("page.toml"))
 
 
 def document_of(row: SourceRow) -> str:
     """Short name of a claim's document."""
-    return DOCUMENTS[row.claim.claim_id.partition("_")[0]]
+    return TEXTS["documents"][row.claim.claim_id.partition("_")[0]]
 
 
 def claims_table(rows: Sequence[SourceRow], *, title: str) -> TextTable:

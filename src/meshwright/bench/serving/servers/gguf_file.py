@@ -19,24 +19,16 @@ from typing import Any
 
 import numpy as np
 
+from meshwright.bench.serving.servers.served import NAMES
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.files import sync
 from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
-ARCHITECTURES = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "llama",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen3ForCausalLM": "qwen3",
-}
+ARCHITECTURES: dict[str, str] = NAMES["architectures"]
 DTYPES = {"F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2")}
 FORMATS = ("f32", "f16", "bf16")
 NORMAL, CONTROL, USER_DEFINED, UNUSED = 1, 3, 4, 5  # token types of the specification
-PRE_TOKENIZERS = {  # part of the pattern -> llama.cpp's name
-    r"\p{N}{1,3}": "llama-bpe",
-    r"\p{N}|": "qwen2",
-}
 UNKNOWN_PRE = "gpt-2"
 
 
@@ -300,7 +292,7 @@ def _pre_tokenizer(found: Mapping[str, Any], *, has_merges: bool) -> tuple[str, 
     """llama.cpp's name of the rule that splits a text before the merges, and notes."""
     text = json.dumps(found.get("pre_tokenizer") or {})
     unescaped = text.replace("\\\\", "\\")
-    for part, name in PRE_TOKENIZERS.items():
+    for part, name in NAMES["pre_tokenizers"].items():
         if part in unescaped:
             return name, ()
     if not has_merges or ('"ByteLevel"' in text and '"use_regex": true' in text and '"Split"' not in text):

@@ -10,33 +10,16 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
+from meshwright.files import toml_table
 from meshwright.json_values import load_json
 from meshwright.programs import install_command
 
-PRECISIONS = {
-    "float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "f32": "fp32", "bf16": "bf16", "f16": "fp16",
-    "half": "fp16", "float": "fp32",
-}  # fmt: skip
-"""Names of number formats in configurations, options and GGUF files."""
-
+NAMES = toml_table(Path(__file__).with_name("formats.toml"))
+PRECISIONS: dict[str, str] = NAMES["precisions"]
 LLAMACPP_CACHE = "fp16"
 """llama.cpp's default format of the KV cache."""
 
-GGUF_ARCHITECTURES = {
-    "llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM",
-}  # fmt: skip
-GGUF_KEYS = {
-    "hidden_size": "embedding_length",
-    "intermediate_size": "feed_forward_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "num_key_value_heads": "attention.head_count_kv",
-    "head_dim": "attention.key_length",
-    "max_position_embeddings": "context_length",
-    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
-    "vocab_size": "vocab_size",
-}
-"""Keys of a config.json, and keys of GGUF metadata after the name of the architecture."""
+GGUF_ARCHITECTURES: dict[str, str] = NAMES["families"]
 
 
 def folder_config(path: Path) -> dict[str, Any] | None:
@@ -72,7 +55,9 @@ def gguf_config(path: Path) -> tuple[dict[str, Any], str | None]:
         fields = reader.fields
         name = str(fields["general.architecture"].contents())
         found = {
-            theirs: fields[f"{name}.{key}"].contents() for theirs, key in GGUF_KEYS.items() if f"{name}.{key}" in fields
+            theirs: fields[f"{name}.{key}"].contents()
+            for theirs, key in NAMES["keys"].items()
+            if f"{name}.{key}" in fields
         }
         found["max_position_embeddings"] = int(found["max_position_embeddings"])
         found.setdefault("vocab_size", len(fields["tokenizer.ggml.tokens"].data))
