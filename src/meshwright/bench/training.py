@@ -1,9 +1,5 @@
 """Train every configuration several times, each time in a process of its own, and record the measurements.
 
-    for each round:               a drift of the machine affects all configurations equally
-        for each configuration:   each round begins with another configuration
-            `meshwright train`    ->  one line of the records
-
 Two trainings have only the file system in common. A training that fails becomes a line with the reason, and
 the next training starts.
 """

@@ -351,6 +351,11 @@ class RowTable(Generic[Row]):
         append(path, self.line(row))
 
 
+def unfinished(schema: str) -> dict[str, Any]:
+    """Keys of a sidecar whose measurement has begun."""
+    return {"schema": schema, "device": None, "ended": None}
+
+
 class Recorder:
     """Writer of tables and their sidecar in `folder`."""
 

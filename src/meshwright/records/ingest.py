@@ -8,14 +8,14 @@ ingest.json   sidecar: documents, encoder, device, software, command
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from meshwright.records.fields import Fields
-from meshwright.records.files import Recorder, RowTable, SidecarFields, read_sidecar
+from meshwright.records.files import Recorder, RowTable, SidecarFields, read_sidecar, unfinished
 
 SCHEMA = "meshwright bench ingest 1"
 SIDECAR_NAME = "ingest.json"
@@ -148,7 +148,6 @@ class IndexSearch:
 
 
 IngestRow = IngestPass | IndexBuild | IndexSearch
-Row = TypeVar("Row", IngestPass, IndexBuild, IndexSearch)
 TABLES: dict[type[Any], RowTable[Any]] = {
     kind: RowTable(kind=kind, name=name, what="ingest records", made_by=MADE_BY)
     for kind, name in ((IngestPass, "passes.csv"), (IndexBuild, "builds.csv"), (IndexSearch, "searches.csv"))
@@ -170,9 +169,7 @@ class IngestRecorder(Recorder):
     """Writer of the files in `folder`. Raises InputError if it holds records already."""
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any]) -> None:
-        super().__init__(
-            folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, "device": None, "ended": None, **sidecar}
-        )
+        super().__init__(folder, name=SIDECAR_NAME, sidecar={**unfinished(SCHEMA), **sidecar})
         self.rows: list[IngestRow] = []
         self.begin(*TABLES.values())
 
@@ -185,17 +182,12 @@ class IngestRecorder(Recorder):
     @property
     def records(self) -> IngestRecords:
         """Rows and sidecar so far."""
+        return _records(self.folder, self.sidecar, lambda kind: [row for row in self.rows if isinstance(row, kind)])
 
-        def rows(kind: type[Row]) -> tuple[Row, ...]:
-            return tuple(row for row in self.rows if isinstance(row, kind))
 
-        return IngestRecords(
-            folder=self.folder,
-            sidecar=self.sidecar,
-            passes=rows(IngestPass),
-            builds=rows(IndexBuild),
-            searches=rows(IndexSearch),
-        )
+def _records(folder: Path, sidecar: Mapping[str, Any], rows: Callable[[type[Any]], Iterable[Any]]) -> IngestRecords:
+    names = {"passes": IngestPass, "builds": IndexBuild, "searches": IndexSearch}
+    return IngestRecords(folder=folder, sidecar=sidecar, **{name: tuple(rows(kind)) for name, kind in names.items()})
 
 
 class EncoderFields(Fields):
@@ -221,11 +213,5 @@ def read_ingest(folder: Path) -> IngestRecords:
     """Read the records in `folder`. Raises InputError when they are absent or damaged."""
     keys = ("command", "started", "documents", "encoder")
     sidecar = read_sidecar(folder / SIDECAR_NAME, schema=SCHEMA, keys=keys, made_by=MADE_BY, kind=IngestSidecar)
-
-    def rows(kind: type[Row]) -> tuple[Row, ...]:
-        table: RowTable[Row] = TABLES[kind]
-        return table.read(folder / table.name, whole=bool(sidecar.get("ended")))
-
-    return IngestRecords(
-        folder=folder, sidecar=sidecar, passes=rows(IngestPass), builds=rows(IndexBuild), searches=rows(IndexSearch)
-    )
+    whole = bool(sidecar.get("ended"))
+    return _records(folder, sidecar, lambda kind: TABLES[kind].read(folder / TABLES[kind].name, whole=whole))

@@ -25,7 +25,7 @@ from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
 from meshwright.json_values import parse_json
 from meshwright.records.fields import Fields
-from meshwright.records.files import Recorder, RowTable, SidecarFields, differing, read_sidecar, whole_lines
+from meshwright.records.files import Recorder, RowTable, SidecarFields, differing, read_sidecar, unfinished, whole_lines
 
 SCHEMA = "meshwright bench serving 1"
 CSV_NAME, REQUESTS_NAME, SIDECAR_NAME = "serving.csv", "requests.jsonl", "serving.json"
@@ -307,9 +307,7 @@ class ServingRecorder(Recorder):
     """
 
     def __init__(self, folder: Path, *, sidecar: Mapping[str, Any], resume: bool = False) -> None:
-        super().__init__(
-            folder, name=SIDECAR_NAME, sidecar={"schema": SCHEMA, "device": None, "ended": None, **sidecar}
-        )
+        super().__init__(folder, name=SIDECAR_NAME, sidecar={**unfinished(SCHEMA), **sidecar})
         self.path = folder / CSV_NAME
         self.points: list[ServingPoint] = []
         if resume:
