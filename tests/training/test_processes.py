@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -68,6 +69,34 @@ def test_processes_start_from_nothing(monkeypatch, tmp_path):
     monkeypatch.setattr(processes, "start_processes", start_processes)
     processes.run_ranks(leave_a_file, tmp_path, num_ranks=2, device_type="cpu")
     assert {f.name for f in tmp_path.iterdir()} == {"rank 0 of 2", "rank 1 of 2"}
+
+
+def wait_for_all(rank: int, world_size: int, payload: None) -> None:
+    raise AssertionError("the group has a rank that never starts")
+
+
+def test_a_signal_between_two_starts_leaves_no_rank(monkeypatch):
+    """Python waits at its exit for processes that it started, and these wait for the rank that never comes."""
+    from torch.multiprocessing.spawn import start_processes
+
+    from meshwright.errors import Terminated
+    from meshwright.training import processes
+
+    def start_one(function, args, **options):
+        # A rank that is forked has all that it needs; one that is spawned may fail as its queue is gone.
+        start_processes(function, args, **options | {"nprocs": 1, "start_method": "fork"})
+        raise Terminated
+
+    monkeypatch.setattr(processes, "start_processes", start_one)
+    with pytest.raises(Terminated):
+        processes.run_ranks(wait_for_all, None, num_ranks=2, device_type="cpu")
+    left = multiprocessing.active_children()
+    for process in left:
+        process.join(timeout=5)
+    is_left = [process.is_alive() for process in left]
+    for process in left:
+        process.kill()
+    assert not any(is_left)
 
 
 def test_hosts_that_would_not_meet_again_are_refused_before_they_lose_anybody(monkeypatch):

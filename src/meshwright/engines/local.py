@@ -76,11 +76,11 @@ def run(launch: Launch, *, folder: Path, watch: Callable[[], None] = lambda: Non
     port = free_port()
     with ExitStack() as stack:
         processes: dict[int, subprocess.Popen[bytes]] = {}
-        for rank in ranks:
-            log = stack.enter_context((folder / LOGS / f"rank-{rank}.txt").open("a", encoding="utf-8"))
-            env = os.environ | _environment(launch, rank, port=port, splits_cores=splits_cores)
-            processes[rank] = start_python(launch.argv[1:], env=env, log=log)
         try:
+            for rank in ranks:
+                log = stack.enter_context((folder / LOGS / f"rank-{rank}.txt").open("a", encoding="utf-8"))
+                env = os.environ | _environment(launch, rank, port=port, splits_cores=splits_cores)
+                processes[rank] = start_python(launch.argv[1:], env=env, log=log)
             with stop_on_signals(lambda _: _ask_to_stop(processes)) as request:
                 try:
                     _wait(processes, folder=folder, watch=watch)

@@ -164,9 +164,16 @@ def _run_here(start: _Start) -> None:
     port = free_port()
     context = mp.get_context("spawn")
     failures, done = context.SimpleQueue(), context.Array("b", start.num_ranks, lock=False)
-    workers = start_processes(
-        _worker, args=(start, port, failures, done), nprocs=start.num_ranks, join=False, start_method="spawn"
-    )
+    others = {process.pid for process in mp.active_children()}
+    try:
+        workers = start_processes(
+            _worker, args=(start, port, failures, done), nprocs=start.num_ranks, join=False, start_method="spawn"
+        )
+    except BaseException:  # a signal after some have started: Python would wait at its exit for these, and they for all
+        for process in mp.active_children():
+            if process.pid not in others:
+                process.kill()
+        raise
     assert workers is not None
     lost: tuple[int, str] | None = None
     with stop_on_signals(lambda signum: _kill(workers, signal.SIGTERM)) as request:
