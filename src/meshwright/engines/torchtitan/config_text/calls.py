@@ -128,7 +128,7 @@ class Calls(ABC):
                 whole = f"{of.name}.{name}"
                 return self.of_packages.get(whole, Outside(whole, is_call=of.is_call, positional=of.positional))
             case super():  # of classes without text and of enums: functions without effect
-                is_read = not is_special(name) and issubclass(of.__self_class__, ProgramObject)
+                is_read = not is_special(name) and issubclass(getattr(of, "__self_class__"), ProgramObject)  # noqa: B009
                 return getattr(of, name, _without_effect) if is_read else _without_effect
             case Function() if name in ("__name__", "__qualname__"):
                 return of.qualname
@@ -219,7 +219,7 @@ class Calls(ABC):
             return self._made(function, positional, named)
         if not callable(function):
             raise TypeError(f"{said(function)} is not callable")
-        if not isinstance(function, ProgramObject) and function in natives.BUILTINS:
+        if natives.is_builtin(function):
             return self._called_builtin(function, positional, named)
         return function(*positional, **named)
 

@@ -266,7 +266,7 @@ class Reader(Expressions):
         for mark in node.decorator_list:
             if source_of(mark).partition("(")[0].rpartition(".")[2] == "dataclass":
                 self._make_dataclass(cls, inside.names.get("<annotated>", {}), mark)
-        config = names.get("Config")
+        config: Any = names.get("Config")
         if is_class(config) and any(one.__name__ == "Configurable" for one in cls.__mro__):
             config._owner = cls
         scope.names[node.name] = cls
