@@ -116,7 +116,7 @@ def memory_of(file: Path, folder: Path) -> Path:
 
 
 def recalled(memory: Path, state: str) -> list[str] | None:
-    """What is known of a file in this state; None: nothing."""
+    """Facts that are kept of a file in this state; None: there are none."""
     found, *known = memory.read_text(encoding="utf-8").split("\n") if memory.is_file() else [""]
     return known if found == state else None
 
