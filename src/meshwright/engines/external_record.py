@@ -174,7 +174,8 @@ def _write(path: Path, text: str) -> None:
 
 
 def _accelerator(stated: dict[str, Any]) -> Accelerator:
-    return Accelerator(**stated | {key: tuple(stated.get(key, ())) for key in ("aliases", "driver_names")})
+    values: dict[str, Any] = {key: tuple(stated.get(key, ())) for key in ("aliases", "driver_names")}
+    return Accelerator(**stated | values)
 
 
 def _by_step(path: Path) -> dict[int, dict[str, Any]]:
