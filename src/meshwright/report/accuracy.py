@@ -85,7 +85,7 @@ def metrics_table(title: str, groups: Mapping[str, Metrics]) -> TextTable:
 def rows_table(report: AccuracyReport) -> TextTable:
     """Every published row: rates in tokens/s per device."""
     reason = "not predicted because"
-    columns: dict[str, Callable[[RowReport], str]] = {
+    columns: dict[str, Callable[[RowReport], object]] = {
         "id": lambda row: row.run.id,
         "predicted": lambda row: _rate(row.predicted),
         "low": lambda row: _rate(row.low),

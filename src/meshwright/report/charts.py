@@ -45,8 +45,8 @@ def lines_of(rows: Sequence[Mapping[str, Any]], field: str = "name", **axis: Any
 
 def names_of(rows: Sequence[Mapping[str, Any]], field: str = "name", **axis: Any) -> Any:
     """The y channel of the names in the `field` of these rows, in their order."""
-    shown = {"axis": alt.Axis(**axis)} if axis else {}
-    return alt.Y(f"{field}:N", sort=list(dict.fromkeys(row[field] for row in rows)), title=None, **shown)
+    shown = alt.Axis(**axis) if axis else alt.Undefined
+    return alt.Y(f"{field}:N", sort=list(dict.fromkeys(row[field] for row in rows)), title=None, axis=shown)
 
 
 def across(field: str, **about: Any) -> Any:

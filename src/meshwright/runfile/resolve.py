@@ -43,7 +43,7 @@ from meshwright.specs.run import SCHEDULE_KEYS
 T = TypeVar("T")
 MAX_LAYERS = 2000  # the search tries every number of virtual stages: a million layers take minutes
 MAX_WIDTH = 10**7  # of hidden states and vocabulary, as the schema has it for inline shapes
-_STORES = dict.fromkeys(STORED_MODULES, STORED_FORMATS)
+_STORES: Mapping[str, tuple[str, ...]] = dict.fromkeys(map(str, STORED_MODULES), STORED_FORMATS)
 
 
 class _Problems(list[RunFileProblem]):

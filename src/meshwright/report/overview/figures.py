@@ -44,7 +44,7 @@ MOST_BARS = 30
 MOST_POINTS = 400
 """Points of a scatter plot: more cover each other, and a page of thousands opens slowly."""
 """Entries in one figure, the best first; the table has all."""
-NAMES = {"labelLimit": 220}
+NAMES: dict[str, Any] = {"labelLimit": 220}
 LABELLED = 8
 LABEL_ROOM = (0.5, 0.08)
 """Logarithms of the rates, across and up, within which a second name would cover the first."""

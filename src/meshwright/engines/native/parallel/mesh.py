@@ -4,6 +4,9 @@ Axes from the outside in: pipeline, data_replicate, data_shard, context, tensor.
 most, so they are neighbours (on the same node under every launcher).
 
     rank = (((pipeline * R + data_replicate) * S + data_shard) * C + context) * T + tensor
+
+Context ranks hold the same parameters and different tokens, as data ranks do. So states are sharded over data_shard x
+context together, and the mesh has one axis for both; `data_rank` and `context_rank` are the coordinates along it.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from meshwright.cost.pipeline.schedules import SCHEDULE_RECORDS, Placement
 from meshwright.specs.plan import Plan, Sharding
 
 if TYPE_CHECKING:
-    from torch.distributed.tensor.placement_types import Placement
+    from torch.distributed.tensor import placement_types as tensors
 
 PIPELINE, REPLICATE, SHARD, TENSOR = "pipeline", "replicate", "shard", "tensor"
 
@@ -159,7 +162,7 @@ def mesh_coordinates(*, plan: Plan, device: torch.device, rank: int, num_ranks: 
     )
 
 
-def sharded(parameter: Tensor, mesh: DeviceMesh, *placements: Placement) -> nn.Parameter:
+def sharded(parameter: Tensor, mesh: DeviceMesh, *placements: tensors.Placement) -> nn.Parameter:
     """Return this rank's part of a parameter of which every rank has the whole, distributed."""
     from torch.distributed.tensor import distribute_tensor
 
