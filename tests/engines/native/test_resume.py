@@ -100,7 +100,7 @@ def test_many_kills_leave_no_trace(tiny_run, tmp_path, wait_for, sections, seed,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("sections", "steps"), [(ALONE, 1000), (FSDP, 1000)], ids=["one process", "two processes"])
+@pytest.mark.parametrize(("sections", "steps"), [(ALONE, 2000), (FSDP, 2000)], ids=["one process", "two processes"])
 def test_a_dozen_of_interrupted_runs_are_one_run(
     tiny_run, tmp_path, monkeypatch, sections, steps, undisturbed, request
 ):
@@ -112,7 +112,7 @@ def test_a_dozen_of_interrupted_runs_are_one_run(
     while seed == 7 or time.monotonic() < until:
         with monkeypatch.context() as patch:
             endings = soak(tiny_run, tmp_path / str(seed), patch, sections, steps, undisturbed, seed=seed)
-        assert seed > 7 or min(endings.count(-signal.SIGKILL), endings.count(128 + signal.SIGTERM)) > 2
+        assert seed > 7 or min(endings.count(-signal.SIGKILL), endings.count(128 + signal.SIGTERM)) > 1
         seed += 1
 
 
