@@ -203,7 +203,7 @@ def test_a_training_whose_report_finds_no_room_has_ended_well(tmp_path, monkeypa
     def full(*_, **__):
         raise InputError("cannot write report.html: No space left on device")
 
-    monkeypatch.setattr(cli_train, "write_html", full)
+    monkeypatch.setattr(cli_train.output, "write_html", full)
     monkeypatch.setattr(cli_train, "load", lambda name: lambda folder: None)
     assert cli_train._write_page(tmp_path) is None
     assert capsys.readouterr().err == "note: there is no report: cannot write report.html: No space left on device\n"
