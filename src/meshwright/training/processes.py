@@ -39,6 +39,7 @@ TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
 STACKS_S = 0.5  # what a suspended process gets to write its stacks
 LAST_S = 2.0  # what a process that lost another one waits before it ends
+SHOWS_S = 2.0  # what one that was lost gets to end after those that lost it, as while its core is written
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # set by torchrun
 GLOO = "gloo/transport"  # its errors have no type of their own, but name the file they come from
 CPU_BACKEND, GPU_BACKEND = "gloo", "cpu:gloo,cuda:nccl"
@@ -178,13 +179,15 @@ def _run_here(start: _Start) -> None:
     lost: tuple[int, str] | None = None
     with stop_on_signals(lambda signum: _kill(workers, signal.SIGTERM)) as request:
         try:
-            while not workers.join(timeout=0.0, grace_period=GRACE_S):
-                wait(list(workers.sentinels), timeout=1.0)
-                lost = (
-                    None if request.asked else lost or _first_lost(workers.processes, done)
-                )  # before `join` ends others
-                if lost is not None:
-                    _end_after(workers, lost[0])
+            has_all = False
+            while not has_all:
+                if wait(list(workers.sentinels), timeout=1.0):
+                    # Before `join`, which ends the others and keeps no trace of what each of them was.
+                    shows_s = SHOWS_S if failures.empty() else 0.0
+                    lost = None if request.asked else lost or _first_lost(workers.processes, done, shows_s=shows_s)
+                    if lost is not None:
+                        _end_after(workers, lost[0])
+                    has_all = workers.join(timeout=0.0, grace_period=GRACE_S)
         except (ProcessExitedException, ProcessRaisedException, EOFError, UnpicklingError) as error:
             if not failures.empty():
                 raise failures.get() from None
@@ -206,8 +209,19 @@ def _run_here(start: _Start) -> None:
             raise request.reason()
 
 
-def _first_lost(processes: Sequence[Any], done: Sequence[int]) -> tuple[int, str] | None:
-    """The process that a signal or an early exit has ended, and how: those that lost it raise errors of their own."""
+def _first_lost(processes: Sequence[Any], done: Sequence[int], *, shows_s: float) -> tuple[int, str] | None:
+    """The process that a signal or an early exit has ended, and how: those that lost it raise errors of their own.
+
+    shows_s: in which it may end after them, as while its core is written.
+    """
+    found, until = _lost(processes, done), time.monotonic() + shows_s
+    while found is None and any(process.exitcode for process in processes) and time.monotonic() < until:
+        time.sleep(0.05)
+        found = _lost(processes, done)
+    return found
+
+
+def _lost(processes: Sequence[Any], done: Sequence[int]) -> tuple[int, str] | None:
     for index, process in enumerate(processes):
         if process.exitcode == 0 and not done[index]:
             return index, "it ended with exit code 0 before its work was done"
