@@ -37,7 +37,7 @@ from meshwright.training.signals import stop_on_signals
 RankFunction = Callable[[int, int, Any], None]
 TIMEOUT = timedelta(minutes=10)  # what processes wait for each other, where the caller does not say
 GRACE_S = 20.0  # what the others get to end by themselves after one was lost
-STACKS_S = 0.5  # what a suspended process gets to write its stacks
+STACKS_S = 2.0  # what a suspended process gets to write its stacks, on a busy machine too
 LAST_S = 2.0  # what a process that lost another one waits before it ends
 SHOWS_S = 2.0  # what one that was lost gets to end after those that lost it, as while its core is written
 MAX_RESTARTS = "TORCHELASTIC_MAX_RESTARTS"  # set by torchrun
