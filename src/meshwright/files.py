@@ -112,9 +112,15 @@ def sync_tree(folder: Path) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Append text to a file; a power cut leaves it there when this has returned. Raises OSError."""
-    with naming(path), path.open("a", encoding="utf-8", newline="") as stream:
-        stream.write(text)
+    """Append lines to a file; a power cut leaves them there when this has returned. Raises OSError.
+
+    Half a line that a power cut left at its end goes first.
+    """
+    with naming(path), path.open("a+b") as stream:
+        if stream.tell() and (stream.seek(-1, os.SEEK_END), stream.read(1))[1] != b"\n":
+            stream.seek(0)
+            stream.truncate(stream.read().rfind(b"\n") + 1)
+        stream.write(text.encode())
         stream.flush()
         os.fsync(stream.fileno())
 

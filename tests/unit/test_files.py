@@ -93,14 +93,22 @@ def test_what_is_appended_and_trees_survive_a_power_cut(tmp_path, unsynced):
     tree = tmp_path / "tree"
     (tree / "deep").mkdir(parents=True)
     for name in ("a", "deep/b"):
-        (tree / name).write_text("text")
+        (tree / name).write_text("text\n")
     (tree / "deep" / "link").symlink_to("nowhere")
     assert unsynced(tree) == ["a", "b"]
     sync_tree(tree)
     assert unsynced(tree) == []
-    append(tree / "a", " and µ\n")
+    append(tree / "a", "and µ\n")
     assert unsynced(tree) == []
-    assert (tree / "a").read_text() == "text and µ\n"
+    assert (tree / "a").read_text() == "text\nand µ\n"
+
+
+@pytest.mark.parametrize("torn", ["", "ha", "\0\0"])
+def test_half_a_line_goes_before_the_next_is_appended(tmp_path, torn):
+    for before in ("", "first\nsecond\n"):
+        (tmp_path / "log").write_text(before + torn)
+        append(tmp_path / "log", "third\n")
+        assert (tmp_path / "log").read_text() == before + "third\n"
 
 
 @pytest.mark.parametrize(("code", "raises"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])

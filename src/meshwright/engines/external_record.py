@@ -29,6 +29,7 @@ from meshwright.errors import InputError
 from meshwright.files import write_atomically
 from meshwright.json_values import load_json, parse_json
 from meshwright.records.environment import environment_facts
+from meshwright.records.files import whole_lines
 from meshwright.records.training import (
     RECORD,
     STEP,
@@ -183,7 +184,7 @@ def _by_step(path: Path) -> dict[int, dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     if not path.is_file():
         return found
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in whole_lines(path.read_text(encoding="utf-8", errors="replace")).splitlines():
         entry = parse_json(line)
         found = {step: kept for step, kept in found.items() if step < entry["step"]}
         found[entry["step"]] = entry

@@ -22,6 +22,7 @@ from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.engines.folders import clear_results
 from meshwright.errors import InputError, MeshwrightError, printable
+from meshwright.files import write_atomically
 from meshwright.json_values import parse_json
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -265,7 +266,7 @@ def _open_folder(start: WorkersStart, lowered: Launch, notes_on_data: NotesOnDat
         "data_usage": usage,
         "profiled": None if start.profiled is None else str(start.profiled),
     }
-    (output / START).write_text(json.dumps(known), encoding="utf-8")
+    write_atomically(output / START, json.dumps(known))
 
 
 def save_identity(run: Run, identity: RunIdentity, *, folder: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 from meshwright.catalog import lookup as catalog
 from meshwright.engines import external_record
 from meshwright.engines.base import find_engine
-from meshwright.engines.external_record import FACTS, START, STEPS, OutputLayout, compose
+from meshwright.engines.external_record import FACTS, START, STEPS, OutputLayout, compose, read
 from meshwright.engines.local import write_files
+from meshwright.files import append
+from meshwright.records.training import RECORD
 from meshwright.training.profiling.steps import FOLDER, SUMMARY
 
 LAYOUT = OutputLayout(output="megatron", run_file="meshwright_run.yaml", checkpoints=lambda folder: [])
@@ -82,3 +84,15 @@ def test_a_run_whose_steps_were_all_profiled_has_no_rate(composed):
     record = composed(3, profiled=range(1, 4))
     assert record.statistics["step_s"] == {"n": 0}
     assert record.statistics["tokens_per_s_per_device"] is None
+
+
+def test_half_a_line_that_a_power_cut_left_is_no_step(composed, tmp_path):
+    composed(4, profiled=range(3, 4))
+    log = tmp_path / LAYOUT.output / STEPS
+    whole = log.read_bytes()
+    for torn in (whole[:-20], whole[:-20] + bytes(20)):
+        log.write_bytes(torn)
+        (tmp_path / RECORD).unlink()
+        assert read(tmp_path, LAYOUT).statistics["steps"] == 3
+        append(log, whole.splitlines(keepends=True)[-1].decode())  # the resumed training takes the step again
+        assert log.read_bytes() == whole

@@ -27,9 +27,9 @@ from meshwright.engines.maxtext import environment, results
 from meshwright.engines.maxtext.lower import CONFIGURATION, DATA, INDEX, NAME, OUTPUT, PARAMETERS, RUN_FILE, xla_flags
 from meshwright.engines.maxtext.worker_inputs import adapters, batch_files
 from meshwright.errors import MeshwrightError, printable
-from meshwright.files import write_atomically
+from meshwright.files import append, write_atomically
 from meshwright.json_values import load_json
-from meshwright.records.files import driver_version
+from meshwright.records.files import driver_version, whole_lines
 from meshwright.specs.run import Run
 from meshwright.training.data.cache import MANIFEST
 from meshwright.training.machine import main_or_refuse, processor_name
@@ -240,7 +240,8 @@ class _StepLogWriter:
         metrics = output / results.METRICS
         self.position = metrics.stat().st_size if metrics.is_file() else 0  # after lines of a resumed training
         self.steps = output / STEPS
-        self.begin = self.steps.stat().st_size if self.steps.is_file() else 0
+        before = self.steps.read_text(encoding="utf-8", errors="replace") if self.steps.is_file() else ""
+        self.before = whole_lines(before)
 
     def update(self) -> None:
         """Copy the lines that MaxText has written since the last call."""
@@ -249,9 +250,11 @@ class _StepLogWriter:
         lines, self.position = results.complete_lines(self.output / results.METRICS, start=self.position)
         new = [self._marked(results.step_entry(line, ended_s=time.time())) for line in lines if results.LOSS in line]
         self.entries += new
-        _append(self.steps, new)
         losses = [(int(line["step"]), line[results.VALIDATION_LOSS]) for line in lines if results.LOSS not in line]
-        _append(self.output / VALIDATION, [{"step": step, "validation_loss": loss} for step, loss in losses])
+        evaluated = [{"step": step, "validation_loss": loss} for step, loss in losses]
+        for path, entries in ((self.steps, new), (self.output / VALIDATION, evaluated)):
+            if entries:
+                append(path, _lines(entries))
 
     def close(self, *, exit_code: int) -> int:
         """Write the final files; return the exit code, which is 0 if the training diverged."""
@@ -267,15 +270,15 @@ class _StepLogWriter:
                 device = {"accelerator": accelerator_with_driver_name(known["device"]["name"])} | known["device"]
                 device |= {"driver": driver_version(device["type"]), "power_limit_w": None, "highest_clock_mhz": None}
                 facts = {"device": device, "software": software}
-                (self.output / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+                write_atomically(self.output / FACTS, json.dumps(facts))
         usual = [entry["step_s"] for entry in entries if not entry.get("profiled")]
         measured = {"step_s": usual, "peak_memory_bytes": peak}
-        (self.output / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
+        write_atomically(self.output / f"rank-{self.rank}.json", json.dumps(measured))
         if entries and exit_code and not abs(entries[-1]["loss"]) < float("inf"):
-            (self.output / ENDING).write_text(json.dumps({"ending": "diverged"}), encoding="utf-8")
+            write_atomically(self.output / ENDING, json.dumps({"ending": "diverged"}))
             return 0
         if self.rank == 0 and known and known.get("ending"):
-            (self.output / ENDING).write_text(json.dumps({"ending": known["ending"]}), encoding="utf-8")
+            write_atomically(self.output / ENDING, json.dumps({"ending": known["ending"]}))
         return exit_code
 
     def _marked(self, entry: dict[str, Any]) -> dict[str, Any]:
@@ -285,18 +288,12 @@ class _StepLogWriter:
 
     def _rewrite(self, entries: list[dict[str, Any]]) -> None:
         """Replace the entries of this training, whose times are now smoothed."""
-        if not self.steps.is_file():
-            return
-        with self.steps.open("r+", encoding="utf-8") as stream:
-            stream.truncate(self.begin)
-        _append(self.steps, entries)
+        if self.steps.is_file():
+            write_atomically(self.steps, self.before + _lines(entries))
 
 
-def _append(path: Path, entries: list[dict[str, Any]]) -> None:
-    if not entries:
-        return
-    with path.open("a", encoding="utf-8") as stream:
-        stream.write("".join(json.dumps(entry) + "\n" for entry in entries))
+def _lines(entries: list[dict[str, Any]]) -> str:
+    return "".join(json.dumps(entry) + "\n" for entry in entries)
 
 
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"  # set by torchrun if its agent has the store

@@ -29,6 +29,7 @@ from meshwright.engines.megatron.in_megatron_process.forward_backward import For
 from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer, build
 from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
 from meshwright.errors import InputError
+from meshwright.files import append, write_atomically
 from meshwright.records.training import Ending
 from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
@@ -216,7 +217,7 @@ class MeasurementLog:
                 "device": telemetry.device_facts(device, accelerator=devices.catalog_name(device)),
                 "software": telemetry.software_facts(),
             }
-            (folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+            write_atomically(folder / FACTS, json.dumps(facts))
             (folder / ENDING).unlink(missing_ok=True)  # of a training that is resumed
 
     @contextmanager
@@ -242,7 +243,7 @@ class MeasurementLog:
     def ending(self, ending: Ending) -> None:
         """Write the ending of the training."""
         if self.rank == 0:
-            (self.folder / ENDING).write_text(json.dumps({"ending": ending.value}), encoding="utf-8")
+            write_atomically(self.folder / ENDING, json.dumps({"ending": ending.value}))
 
     def close(self) -> None:
         """Write the measurements of this process."""
@@ -253,9 +254,8 @@ class MeasurementLog:
             "peak_memory_bytes": devices.peak_memory_bytes(self.device),
             "checkpoint_stall_s": self.stall_s,
         }
-        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
+        write_atomically(self.folder / f"rank-{self.rank}.json", json.dumps(measured))
 
     def _add(self, name: str, entry: dict[str, Any]) -> None:
         if self.rank == 0:
-            with (self.folder / name).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(entry) + "\n")
+            append(self.folder / name, json.dumps(entry) + "\n")

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,9 @@ from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.tools.utils import device_type
 
 from meshwright import runfile
+from meshwright.engines.external_record import FACTS, STEPS, VALIDATION
 from meshwright.errors import InputError
+from meshwright.files import append, write_atomically
 from meshwright.specs.run import DecayShape, LearningRateSchedule, Optimizer
 from meshwright.training import data, telemetry
 from meshwright.training import device as devices
@@ -40,7 +42,6 @@ from meshwright.training.optimizer import learning_rate
 from meshwright.training.profiling.profiler import profiler_of_environment
 from meshwright.training.weights import find_weights
 
-FACTS, STEPS, VALIDATION = "facts.json", "steps.jsonl", "validation.jsonl"
 V_SCHEDULES = ("ZBVZeroBubble", "DualPipeV")  # their first rank has the last stage
 
 
@@ -145,7 +146,6 @@ class StepLogMetrics(MetricsProcessor):
         self.device = torch.device(device_type)
         self.rank, self.begin_s, self.step_s = dist.get_rank(), 0.0, []
         self.peak_bytes = 0
-        self.stream: TextIO | None = None
         self.profiler = profiler_of_environment(self.folder.parent, device=self.device, is_main=self.rank == 0)
         self.is_profiled, self.step_profile = False, ExitStack()
         self.writes = self.rank == _metrics_rank(self.parallel_dims, pp_schedule)
@@ -154,7 +154,7 @@ class StepLogMetrics(MetricsProcessor):
                 "device": telemetry.device_facts(self.device, accelerator=devices.catalog_name(self.device)),
                 "software": telemetry.software_facts(),
             }
-            (self.folder / FACTS).write_text(json.dumps(facts), encoding="utf-8")
+            write_atomically(self.folder / FACTS, json.dumps(facts))
 
     def should_log(self, step: int) -> bool:
         """Called at the beginning of a step."""
@@ -185,30 +185,22 @@ class StepLogMetrics(MetricsProcessor):
                 "learning_rate": rates[0] if rates else None, "step_s": step_s,
                 "ended_s": ended_s, "memory_bytes": self.peak_bytes,
             }  # fmt: skip
-            self._write(entry | ({"profiled": True} if self.is_profiled else {}))
+            entry |= {"profiled": True} if self.is_profiled else {}
+            append(self.folder / STEPS, json.dumps(entry) + "\n")
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
 
     def log_validation(self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None) -> None:
         """Called after an evaluation."""
         if self.writes:
-            with (self.folder / VALIDATION).open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps({"step": step, "validation_loss": loss}) + "\n")
+            append(self.folder / VALIDATION, json.dumps({"step": step, "validation_loss": loss}) + "\n")
         super().log_validation(loss, step, extra_metrics)
-
-    def _write(self, entry: dict[str, Any]) -> None:
-        if self.stream is None:
-            self.stream = (self.folder / STEPS).open("a", encoding="utf-8")
-        self.stream.write(json.dumps(entry) + "\n")
-        self.stream.flush()
 
     def close(self) -> None:
         """Write the measurements of this process."""
         if self.profiler is not None:
             self.profiler.close()
         measured = {"step_s": self.step_s, "peak_memory_bytes": self.peak_bytes}
-        (self.folder / f"rank-{self.rank}.json").write_text(json.dumps(measured), encoding="utf-8")
-        if self.stream is not None:
-            self.stream.close()
+        write_atomically(self.folder / f"rank-{self.rank}.json", json.dumps(measured))
         super().close()
 
 
