@@ -16,7 +16,8 @@ class Evaluation(Result):
 
     Attributes:
         model: name, weights, step, number format, tokenizer and positions of the model.
-        texts: loss, perplexity, bits per byte, standard errors, counts, for each source.
+        texts: loss, perplexity, bits per byte, standard errors, counts, for each source; the loss of each turn of
+            conversations; with `examples` the documents of the highest loss, and the longest.
         choices: accuracy, accuracy by characters, standard errors, likelihoods; None without questions.
         tasks: results of lm-evaluation-harness; None without tasks.
         seconds: wall time of the evaluation, without loading.
@@ -44,6 +45,9 @@ class Evaluation(Result):
                 if text[name] is not None:
                     error = text.get(f"{name}_standard_error")
                     rows.append(_row(text["source"], name, text[name], error, text["num_tokens"]))
+            for turn in text["turns"]:
+                metric = f"loss_of_turn_{turn['turn']}"
+                rows.append(_row(text["source"], metric, turn["loss"], turn["loss_standard_error"], turn["num_tokens"]))
         if (choices := self.choices) is not None:
             for name in ("accuracy", "accuracy_normalized"):
                 error = choices[f"{name}_standard_error"]

@@ -47,6 +47,10 @@ def evaluate(
         int | None, Count("Window of the loss.", unset="the training's, or 1024", metavar="TOKENS")
     ] = None,
     max_tokens: Annotated[int | None, Count("End after so many predicted tokens of the source.")] = None,
+    examples: Annotated[
+        int | None,
+        Count("Show so many documents of the highest loss, and so many of the longest.", unset="none", high=1000),
+    ] = None,
     batch: Annotated[int, Count("Sequences at once.", high=MAX_BATCH)] = 8,
     step: Annotated[int | Literal["best"] | None, STEP] = None,
     dtype: Annotated[str | None, DTYPE] = None,
@@ -81,6 +85,7 @@ def evaluation(
     command: Sequence[str],
     sequence_length: int | None,
     max_tokens: int | None,
+    examples: int | None,
     task_folder: str | None,
     num_fewshot: int | None,
     limit: int | None,
@@ -96,7 +101,7 @@ def evaluation(
     from meshwright.training.trained_model import load_trained, model_document
 
     if source is None and (choices or tasks):
-        of_texts = {"sequence_length": sequence_length, "max_tokens": max_tokens}
+        of_texts = {"sequence_length": sequence_length, "max_tokens": max_tokens, "examples": examples}
         _refuse_useless(of_texts, subject="a text: a source, or neither choices nor tasks")
     if not tasks:
         of_tasks = {"limit": limit, "num_fewshot": num_fewshot, "task_folder": task_folder}
@@ -106,7 +111,8 @@ def evaluation(
     texts = open_texts(trained, source) if source is not None or not (questions or tasks) else []
     begin_s = time.perf_counter()
     found = tuple(
-        evaluate_text(trained, text, length=sequence_length, batch=batch, max_tokens=max_tokens) for text in texts
+        evaluate_text(trained, text, length=sequence_length, batch=batch, max_tokens=max_tokens, examples=examples or 0)
+        for text in texts
     )
     answered = None if questions is None else evaluate_choices(trained, questions, batch=batch)
     done = None

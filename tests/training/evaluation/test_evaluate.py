@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 pytest.importorskip("tokenizers")
 
-from tests.tiny_folders import END, tiny_checkpoint, tiny_folder
+from tests.tiny_folders import END, TEMPLATE, tiny_checkpoint, tiny_folder
 
 import meshwright as mw
 from meshwright.training.evaluation.losses import MeanLoss
@@ -81,6 +81,73 @@ def test_only_answers_count_in_data_with_prompts(folder, tmp_path):
     (tmp_path / "asked.jsonl").write_text(json.dumps({"prompt": "1+1=", "completion": "2"}) + "\n")
     (text,) = mw.evaluate(folder, tmp_path / "asked.jsonl").texts
     assert (text["num_tokens"], text["bits_per_byte"]) == (2, None)  # the answer and its end
+
+
+TALKS = [
+    [("1+1=", "2"), ("2+2=", "4"), ("and why?", "because")],
+    [("hello", "good day to you, and to all whom you like"), ("bye", "so long")],
+    [("once", "only")],
+]
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory):
+    """Conversations, and a model with their template."""
+    folder = tmp_path_factory.mktemp("talks")
+    roles = ("user", "assistant")
+    rows = [
+        [{"role": role, "content": said} for pair in talk for role, said in zip(roles, pair, strict=True)]
+        for talk in TALKS
+    ]
+    (folder / "talks.jsonl").write_text("".join(json.dumps({"messages": row}) + "\n" for row in rows))
+    return tiny_folder(folder / "tiny", template=TEMPLATE), folder / "talks.jsonl"
+
+
+def test_each_turn_has_the_loss_of_its_answers(talks):
+    transformers = pytest.importorskip("transformers")
+    model, source = talks
+    module = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    losses: dict[int, list[float]] = {}
+    documents = []
+    for number, talk in enumerate(TALKS, start=1):
+        text, spans = "", []
+        for turn, (asked, said) in enumerate(talk, start=1):
+            text += f"<user>{asked}</user><assistant>"
+            spans.append((turn, len(text)))
+            text += f"{said}</assistant>"
+        ids = torch.tensor([[*text.encode()]])
+        with torch.no_grad():
+            each = torch.nn.functional.cross_entropy(module(ids).logits[0, :-1], ids[0, 1:], reduction="none")
+        own = []
+        for (turn, start), (_, said) in zip(spans, talk, strict=True):
+            own += (span := each[start - 1 : start - 1 + len(f"{said}</assistant>")].tolist())
+            losses.setdefault(turn, []).extend(span)
+        documents.append({"document": number, "loss": sum(own) / len(own), "num_tokens": len(own), "text": text})
+    (found,) = mw.evaluate(model, source, sequence_length=256, examples=2).texts
+    expected = [(turn, pytest.approx(sum(of) / len(of), rel=1e-5), len(of)) for turn, of in losses.items()]
+    assert [(turn["turn"], turn["loss"], turn["num_tokens"]) for turn in found["turns"]] == expected
+    orders = {"worst": lambda each: -each["loss"], "longest": lambda each: -len(each["text"])}
+    for kind, order in orders.items():
+        for shown, document in zip(found[kind], sorted(documents, key=order)[:2], strict=True):
+            assert shown == {
+                **document, "loss": pytest.approx(document["loss"], rel=1e-5), "length": len(document["text"])
+            }  # fmt: skip
+
+
+def test_turns_and_documents_are_whole_across_windows(talks):
+    model, source = talks
+    (found,) = mw.evaluate(model, source, sequence_length=16, examples=3).texts
+    assert sum(turn["num_tokens"] for turn in found["turns"]) == found["num_tokens"]
+    for kind in ("worst", "longest"):
+        assert sum(each["num_tokens"] for each in found[kind]) == found["num_tokens"]
+    rows = mw.evaluate(model, source).to_rows()
+    assert [row["metric"] for row in rows][2:] == ["loss_of_turn_1", "loss_of_turn_2", "loss_of_turn_3"]
+
+
+def test_examples_need_a_text(folder, tmp_path):
+    (tmp_path / "q.jsonl").write_text(json.dumps(QUESTIONS[0]) + "\n")
+    with pytest.raises(mw.InputError, match="examples: has no effect"):
+        mw.evaluate(folder, choices=tmp_path / "q.jsonl", examples=2)
 
 
 def test_an_end_before_the_source_is_noted(folder, corpus):

@@ -12,6 +12,9 @@ from meshwright.cli.output import emit, note, print_line, print_table, progress
 from meshwright.cli.verbs import verb
 from meshwright.units import format_duration
 
+MAX_SHOWN = 60
+"""Characters of an example that the table has."""
+
 
 @verb("evaluate", question="meshwright.api.evaluate:evaluate")
 def command(*, asked: dict[str, Any]) -> None:
@@ -45,5 +48,17 @@ def _show(done: Evaluation) -> None:
         rows,
         title=f"{done.model['name']}" + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
     )
+    for text in done.texts:
+        for kind in ("worst", "longest"):
+            if text[kind]:
+                columns = {"document": "right", "loss": "right", "tokens": "right", "text": "left"}
+                print_table(
+                    columns, [_example(each) for each in text[kind]], title=f"{text['source']}: {kind} documents"
+                )
     if done.texts:
         print_line(f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}.")
+
+
+def _example(example: dict[str, Any]) -> tuple[str, str, str, str]:
+    begin = " ".join((example["text"] or "")[:MAX_SHOWN].split())
+    return f"{example['document']:,}", f"{example['loss']:.4f}", f"{example['length']:,}", begin

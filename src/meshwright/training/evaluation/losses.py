@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -35,6 +36,20 @@ class RowLosses(NamedTuple):
 
     losses_T: Tensor  # nats, fp32; 0 where there is no label
     is_first_T: Tensor  # the label is the most probable token, or there is none
+
+
+MAX_TURN = 8
+"""Answers of a document that have a loss of their own; later ones count as this one."""
+
+
+def turns_of(trained_N: np.ndarray) -> np.ndarray:
+    """The answer of a document that each of its tokens is in or behind, from 1 to `MAX_TURN`; 0 before the first one.
+
+    >>> turns_of(np.array([False, True, True, False, True])).tolist()
+    [0, 1, 1, 1, 2]
+    """
+    begins_N = np.diff(trained_N.astype(np.int8), prepend=0) > 0
+    return np.minimum(np.cumsum(begins_N), MAX_TURN)
 
 
 @torch.inference_mode()

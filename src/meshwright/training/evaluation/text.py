@@ -5,14 +5,17 @@
     bits per byte   the loss of the text tokens over ln 2, over the bytes of their text; it compares tokenizers
 
 A document longer than a window continues in the next window, whose first token is the last token of the
-window before: tokens see only their own window. Data with prompts counts only tokens that are trained on.
+window before: tokens see only their own window. Data with prompts counts only tokens that are trained on, and has a
+loss of each turn: the first answer of a document, the second one, and so on.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any
 
@@ -29,13 +32,15 @@ from meshwright.training.data.store import TokenStore, open_store
 from meshwright.training.data.token_range import require_vocab
 from meshwright.training.data.tokenization import tokenise
 from meshwright.training.data.tokenizer import Tokenizer
-from meshwright.training.evaluation.losses import MeanLoss, Row, losses_of
+from meshwright.training.evaluation.losses import MeanLoss, Row, losses_of, turns_of
 from meshwright.training.trained_model import TrainedModel
 
 SORTED_BATCHES = 16
 """Batches that are sorted by length together, so that there is little padding."""
 
 DEFAULT_LENGTH = 1024
+MAX_TEXT = 2000
+"""Characters of an example that a result has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +56,35 @@ class Text:
 @dataclass(frozen=True, kw_only=True)
 class _Window:
     row: Row
+    place: tuple[int, int]  # of its document in the store
+    turns_T: np.ndarray  # the answer of its document that each label is in, from 1
     num_end_tokens: int  # 1 where the last label ends a document
     num_bytes: int  # of a whole document, in its last window
+
+
+@dataclass(kw_only=True)
+class _Tally:
+    """Losses of the windows so far."""
+
+    every: MeanLoss = field(default_factory=MeanLoss)
+    of_text: MeanLoss = field(default_factory=MeanLoss)  # without end tokens
+    turns: dict[int, MeanLoss] = field(default_factory=lambda: defaultdict(MeanLoss))
+    documents: dict[tuple[int, int], MeanLoss] | None  # by place; None: not kept
+    num_bytes: int = 0
+
+    def add(self, window: _Window, losses_T: np.ndarray) -> None:
+        """Count the losses of a window's tokens, 0 where there is no label."""
+        is_label_T = np.asarray(window.row.labels) != IGNORED_LABEL
+        total, count = float(losses_T.sum()), int(is_label_T.sum())
+        self.every.add(total, count)
+        end = float(losses_T[-1]) if window.num_end_tokens else 0.0
+        self.of_text.add(total - end, count - window.num_end_tokens)
+        if self.documents is not None:
+            self.documents[window.place].add(total, count)
+        self.num_bytes += window.num_bytes
+        for turn in np.unique(window.turns_T[is_label_T]):
+            is_here_T = is_label_T & (window.turns_T == turn)
+            self.turns[int(turn)].add(float(losses_T[is_here_T].sum()), int(is_here_T.sum()))
 
 
 def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
@@ -98,13 +130,13 @@ def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> T
 
 
 def evaluate_text(
-    trained: TrainedModel, text: Text, *, length: int | None, batch: int, max_tokens: int | None
+    trained: TrainedModel, text: Text, *, length: int | None, batch: int, max_tokens: int | None, examples: int = 0
 ) -> dict[str, Any]:
-    """Loss, perplexity and bits per byte of `text` with their standard errors.
+    """Loss, perplexity and bits per byte of `text` with their standard errors, and the loss of each turn.
 
     `length` is the window in tokens (None: the sequence length of the training, or 1,024). The evaluation
-    ends after `max_tokens` tokens. Raises InputError if no token can be predicted, or `length` exceeds the
-    positions.
+    ends after `max_tokens` tokens. `examples`: so many documents of the highest loss, and so many of the longest.
+    Raises InputError if no token can be predicted, or `length` exceeds the positions.
     """
     positions = trained.positions
     length = length or trained.sequence_length or min(positions or DEFAULT_LENGTH, DEFAULT_LENGTH)
@@ -113,7 +145,7 @@ def evaluate_text(
             "the sequence length exceeds the positions that the model is trained for", got=length,
             allowed=f"<= {positions}",
         )  # fmt: skip
-    mean, of_text, num_bytes = MeanLoss(), MeanLoss(), 0
+    tally = _Tally(documents=defaultdict(MeanLoss) if examples else None)
     every = _windows(text, length)
     windows = _limited(every, max_tokens)
     while some := list(islice(windows, batch * SORTED_BATCHES)):
@@ -121,12 +153,8 @@ def evaluate_text(
         for start in range(0, len(some), batch):
             part = some[start : start + batch]
             for window, (losses_T, _) in zip(part, losses_of(trained.module, [w.row for w in part]), strict=True):
-                labels = np.asarray(window.row.labels) != IGNORED_LABEL
-                total, count = float(losses_T.double().sum()), int(labels.sum())
-                mean.add(total, count)
-                end = float(losses_T[-1]) if window.num_end_tokens else 0.0
-                of_text.add(total - end, count - window.num_end_tokens)
-                num_bytes += window.num_bytes
+                tally.add(window, losses_T.double().numpy())
+    mean, of_text, num_bytes = tally.every, tally.of_text, tally.num_bytes
     if not mean.num_tokens:
         raise InputError("no token of the data can be predicted", got=text.name, allowed="documents of two tokens")
     error = mean.standard_error
@@ -144,7 +172,37 @@ def evaluate_text(
         "num_windows": mean.num_rows,
         "sequence_length": length,
         "is_whole": next(every, None) is None,
+        "turns": [_turn(number, of) for number, of in sorted(tally.turns.items())] if len(tally.turns) > 1 else [],
+        **_examples(text, tally, examples),
     }
+
+
+def _turn(number: int, mean: MeanLoss) -> dict[str, Any]:
+    return {
+        "turn": number,
+        "loss": mean.mean,
+        "loss_standard_error": mean.standard_error,
+        "num_tokens": mean.num_tokens,
+    }
+
+
+def _examples(text: Text, tally: _Tally, num: int) -> dict[str, Any]:
+    """The documents of the highest loss, highest first, and the longest ones, longest first."""
+    known = [(place, mean) for place, mean in (tally.documents or {}).items() if mean.num_tokens]
+    worst = heapq.nlargest(num, known, key=lambda each: each[1].mean)
+    longest = heapq.nlargest(num, known, key=lambda each: each[0][1] - each[0][0])
+
+    def shown(place: tuple[int, int], mean: MeanLoss) -> dict[str, Any]:
+        ids = text.store.tokens(*place).tolist()
+        return {
+            "document": text.store.document_at(place[0]) + 1,
+            "loss": mean.mean,
+            "num_tokens": mean.num_tokens,
+            "length": len(ids),
+            "text": None if text.tokenizer is None else text.tokenizer.decode(ids)[:MAX_TEXT],
+        }
+
+    return {"worst": [shown(*each) for each in worst], "longest": [shown(*each) for each in longest]}
 
 
 def _windows(text: Text, length: int) -> Iterator[_Window]:
@@ -155,11 +213,14 @@ def _windows(text: Text, length: int) -> Iterator[_Window]:
             labels_N = np.where(trained_N[1:], tokens_N[1:], IGNORED_LABEL)
             is_ended = text.tokenizer is not None and int(tokens_N[-1]) == text.tokenizer.end
             num_bytes = _num_bytes(tokens_N, text.tokenizer, is_ended=is_ended)
+            turns_N = turns_of(trained_N)[1:]
             for at in range(0, len(labels_N), length):
                 labels = labels_N[at : at + length].tolist()
                 is_last = at + length >= len(labels_N)
                 yield _Window(
                     row=Row(tokens=tokens_N[at : at + len(labels)].tolist(), labels=labels),
+                    place=(start, stop),
+                    turns_T=turns_N[at : at + len(labels)],
                     num_end_tokens=int(is_last and is_ended and labels[-1] != IGNORED_LABEL),
                     num_bytes=num_bytes if is_last else 0,
                 )
