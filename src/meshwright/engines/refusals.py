@@ -227,11 +227,14 @@ def absent_predictions(run: Run) -> Iterator[Unsupported]:
     return applying((is_absent, "train.mtp_loss_weight", reason))
 
 
+REGULARISERS = ("z_loss", "label_smoothing", "neftune_alpha", "residual_dropout", "attention_dropout")
+
+
 def regularisers(run: Run) -> Iterator[Unsupported]:
     """Terms of the loss, noise, averages of weights and new tokens, which the engine does not have."""
     reason = "only the native engine has it in this form: leave it out"
     return applying(
-        *((getattr(run.train, key), f"train.{key}", reason) for key in ("z_loss", "label_smoothing", "neftune_alpha")),
+        *((getattr(run.train, key), f"train.{key}", reason) for key in REGULARISERS),
         (run.optimizer.average_decay, "optimizer.average_decay", reason),
         (run.optimizer.rate_factors, "optimizer.rate_factors", reason),
         (run.data.added_tokens, "data.added_tokens", reason),

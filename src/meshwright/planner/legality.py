@@ -76,6 +76,7 @@ def _context(
         optimizer=asked.optimizer,
         is_compiled=is_compiled,
         counts_labels=asked.label_tokens is not None,
+        drops_attention=(asked.train if isinstance(asked, Run) else asked).attention_dropout > 0,
         has_pairs=(asked.train.preference if isinstance(asked, Run) else asked.preference) is not None,
         caches_weights=asked.kernels.weight_cache == "on",
         loss_chunk=chunk_column(asked.kernels.loss_chunk),

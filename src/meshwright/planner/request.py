@@ -55,6 +55,8 @@ class PlanRequest:
     label_tokens: int | None = None  # of a step; None: a step is one global batch
     is_compiled: bool = False
     preference: Preference | None = None  # loss of pairs of answers, one pair a sequence
+    residual_dropout: float = 0.0
+    attention_dropout: float = 0.0
 
     def __post_init__(self) -> None:
         for name in self.fixed:
@@ -100,7 +102,13 @@ class PlanRequest:
         on_cpu, routes = is_processor(accelerator), self.kernels.routes
         if not (on_cpu or fused_kernels(accelerator, routes=routes).loss):
             routes = {"linear_cross_entropy": "cached", **routes}
-        return memory_constants(self.stack, routes=routes, on_cpu=on_cpu, precision=self.precision.name)
+        found = memory_constants(self.stack, routes=routes, on_cpu=on_cpu, precision=self.precision.name)
+        element = max(self.precision.linear_input_bytes, 2.0)
+        if self.residual_dropout:  # PyTorch keeps a byte of each element on a GPU, and on a CPU a factor of its format
+            found = replace(found, keeps_dropout_masks=element if on_cpu else 1)
+        if self.attention_dropout and on_cpu:  # probabilities, factors and their products; GPUs draw them again
+            found = replace(found, unfused_attention=1, blockwise_attention=0, probability_bytes=3 * element)
+        return found
 
     @cached_property
     def system_facts(self) -> SystemFacts:
@@ -215,5 +223,7 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         label_tokens=run.label_tokens,
         is_compiled=run.train.compile,
         preference=run.train.preference,
+        residual_dropout=run.train.residual_dropout,
+        attention_dropout=run.train.attention_dropout,
     )
     return replace(request, **changes) if changes else request  # pyright: ignore[reportArgumentType]

@@ -390,6 +390,8 @@ class Train:
     z_loss: Ratio = 0.0  # coefficient of the squared log-partition function in the gradient
     label_smoothing: BelowOne = 0.0  # share of the label's probability that all tokens get, in the gradient
     neftune_alpha: NotNegative = 0.0  # scale of the noise on embeddings (NEFTune, Jain et al. 2023)
+    residual_dropout: BelowOne = 0.0  # of the outputs of attention and feed-forward, before they are added
+    attention_dropout: BelowOne = 0.0  # of the probabilities of attention
     mtp_loss_weight: Positive = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
     preference: _Preference | None = None  # loss of pairs of answers; None: cross-entropy of tokens
     log_every: Count | None = None  # steps between two lines of progress; None: a line every ten seconds
@@ -493,6 +495,11 @@ class Run:
         if self.train.tokens is not None:
             return -(-self.train.tokens // self.tokens_per_step)
         return self.train.steps
+
+
+def has_dropout(run: Run) -> bool:
+    """True if a layer draws random numbers in training."""
+    return bool(run.train.residual_dropout or run.train.attention_dropout or (run.lora and run.lora.dropout))
 
 
 def with_warmup_steps(run: Run) -> Run:

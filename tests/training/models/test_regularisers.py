@@ -1,4 +1,4 @@
-"""Label smoothing and noise on embeddings equal those of Hugging Face transformers."""
+"""Label smoothing, noise on embeddings and dropout equal those of Hugging Face transformers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from tests.rounding import assert_equals
 from tests.tiny_models import DENSE
 from torch.nn import functional
 
+from meshwright.errors import InputError
+from meshwright.kernels.dispatch import KernelRouting, using
 from meshwright.training.models import TransformerOptions, build_model, init_weights
+from meshwright.training.models.transformer import ResidualDropout
+from meshwright.training.weights import save_weights
 
 TOKENS = torch.randint(61, (2, 12), generator=torch.Generator().manual_seed(3))
 
@@ -71,3 +75,77 @@ def test_the_noise_is_that_of_transformers():
     assert torch.equal(module._embedded(TOKENS, module.embedding), expected)
     module.eval()
     assert torch.equal(module._embedded(TOKENS, module.embedding), theirs.weight[TOKENS])
+
+
+# --- dropout ---
+
+
+def gradients_of(module, **routes):
+    """The loss and the gradients under one seed."""
+    torch.manual_seed(4)
+    with using(KernelRouting(demanded=routes)):
+        loss = module(TOKENS, labels_BT=labels())
+        loss.backward()
+    return loss, {name: p.grad for name, p in module.named_parameters()}
+
+
+@pytest.mark.parametrize("route", ["reference", "sdpa"])
+def test_attention_drops_the_probabilities_that_transformers_drops(route, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    module = built(attention_dropout=0.4)
+    save_weights(module, tmp_path / "tiny", dtype=torch.float32)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "tiny", attn_implementation="eager", attention_dropout=0.4, dtype=torch.float32
+    ).train()
+    torch.manual_seed(4)
+    logits = theirs(TOKENS).logits
+    expected = functional.cross_entropy(logits.flatten(0, 1), labels().flatten(), reduction="sum")
+    loss, _ = gradients_of(module, attention=route)
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    assert gradients_of(built(), attention=route)[0].item() != pytest.approx(expected.item(), rel=1e-3)
+
+
+def test_residual_dropout_is_of_both_branches():
+    module = built(residual_dropout=0.3)
+    loss, found = gradients_of(module)
+    by_hand = built()
+    torch.manual_seed(4)
+    x = by_hand.embedding(TOKENS)
+    layout = by_hand.layout(torch.arange(12).expand(2, -1), None)
+    for layer in by_hand.layers.values():
+        x = x + functional.dropout(layer.attention(layer.attention_norm(x), layout.full), 0.3)
+        x = x + functional.dropout(layer.ffn(layer.ffn_norm.normed(x)), 0.3)
+    expected = functional.cross_entropy(by_hand.head(by_hand.norm(x)).mT, labels(), reduction="sum")
+    expected.backward()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)
+    for name, parameter in by_hand.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_without_a_rate_and_outside_of_training_nothing_is_dropped():
+    plain, dropping = built(), built(residual_dropout=0.3, attention_dropout=0.3)
+    expected = gradients_of(plain)[0]
+    assert not torch.equal(gradients_of(dropping)[0], expected)
+    assert torch.equal(gradients_of(dropping.eval())[0], expected)
+    assert torch.equal(gradients_of(built(residual_dropout=0.0, attention_dropout=0.0))[0], expected)
+
+
+def test_tensor_ranks_drop_parts_of_one_draw():
+    dropout = ResidualDropout(0.25)
+    x = torch.ones(2, 8, 64)
+    torch.manual_seed(0)
+    whole = dropout(x)
+    assert whole.eq(0).float().mean().item() == pytest.approx(0.25, abs=4 * (0.25 * 0.75 / x.numel()) ** 0.5)
+    assert set(whole.unique().tolist()) == {0.0, torch.tensor(1 / 0.75).item()}
+    parts = []
+    for rank in range(2):
+        dropout.width, dropout.own_tokens = 2, lambda kept, rank=rank: kept.chunk(2, dim=1)[rank]
+        torch.manual_seed(0)
+        parts.append(dropout(x.chunk(2, dim=1)[rank]))
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+
+
+@pytest.mark.parametrize("route", ["blockwise", "flex", "triton", "cudnn"])
+def test_kernels_without_dropout_are_refused(route):
+    with pytest.raises(InputError, match=f"route {route} cannot serve"):
+        gradients_of(built(attention_dropout=0.1), attention=route)

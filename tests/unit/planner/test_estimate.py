@@ -71,6 +71,15 @@ def test_pairs_of_answers_take_the_passes_of_their_loss(loss, lora, ratio_of_lay
     assert after.memory.reserved_bytes == before.memory.reserved_bytes
 
 
+def test_dropout_keeps_a_mask_of_each_branch():
+    plain = request(framework="native")
+    dropped = replace(plain, residual_dropout=0.1)
+    plan = Plan(data_shard=32, sharding=Sharding.NONE)
+    before, after = (estimate_plan(one, plan) for one in (plain, dropped))
+    num = 2 * plain.model.hidden * plain.model.num_layers * plain.seq_len * plan.micro_batch
+    assert after.memory.activations_bytes - before.memory.activations_bytes == pytest.approx(num, rel=0.01)
+
+
 def test_modules_that_are_trained_beside_adapters_have_gradients_and_states():
     plain, saved = (
         replace(request(framework="native"), lora=Lora(modules_to_save=names)) for names in ((), ("embedding", "head"))

@@ -33,7 +33,7 @@ from meshwright.engines.native.step import Accumulation, Stepper
 from meshwright.kernels.fp8.layer import RECIPES, Fp8State
 from meshwright.kernels.stored_activations import StoredFormat, store_activations
 from meshwright.specs.plan import Offload, Sharding
-from meshwright.specs.run import Run, has_removable_reference
+from meshwright.specs.run import Run, has_dropout, has_removable_reference
 from meshwright.training.masters import Master, masters_of
 from meshwright.training.models import (
     Block,
@@ -228,7 +228,7 @@ def _num_adapted(run: Run) -> int:
 
 def _dropout_seed(run: Run, coordinates: MeshCoordinates) -> int | None:
     """A seed for each part of the tokens and layers. Tensor ranks share theirs: they see the same activations."""
-    if not run.train.neftune_alpha and (run.lora is None or not run.lora.dropout):
+    if not (run.train.neftune_alpha or has_dropout(run)):
         return None
     where = f"{coordinates.pipeline_rank} {coordinates.data_rank} {coordinates.context_rank}"
     return named_seed(run.train.seed, f"dropout {where}")
@@ -241,6 +241,8 @@ def _options(run: Run) -> TransformerOptions:
         z_loss=run.train.z_loss,
         label_smoothing=run.train.label_smoothing,
         embedding_noise=run.train.neftune_alpha / (run.sequence_length * run.model.hidden) ** 0.5,
+        residual_dropout=run.train.residual_dropout,
+        attention_dropout=run.train.attention_dropout,
         mtp_loss_weight=run.train.mtp_loss_weight,
         loss_chunk=run.kernels.loss_chunk,
         preference=run.train.preference,

@@ -47,6 +47,9 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     yield from _loss_chunk(run)
     if run.train.label_smoothing and run.model.logit_cap:
         yield Unsupported(key="train.label_smoothing", reason="the model caps its logits: must be 0")
+    if run.train.attention_dropout and run.model.attention.score_cap:
+        reason = "attention with capped scores has no kernel that drops probabilities: must be 0"
+        yield Unsupported(key="train.attention_dropout", reason=reason)
     if run.train.preference is not None:
         yield from _preference(run.train.preference, run)
     yield from _rate_factors(run)
@@ -67,6 +70,8 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
         ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
         ("train.label_smoothing", run.train.label_smoothing, f"of pairs it is {key}.label_smoothing: must be 0"),
         ("train.neftune_alpha", run.train.neftune_alpha, "rewards would compare noise: must be 0"),
+        ("train.residual_dropout", run.train.residual_dropout, "rewards would compare noise: must be 0"),
+        ("train.attention_dropout", run.train.attention_dropout, "rewards would compare noise: must be 0"),
         ("train.compile", run.train.compile, "layers are not compiled with pairs of answers: leave it out"),
         ("batch.label_tokens", run.label_tokens, "steps of pairs are counted in pairs: leave it out"),
         ("data.joined_documents", run.data.joined_documents, "the answers of a pair must not see each other"),

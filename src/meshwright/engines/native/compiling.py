@@ -25,7 +25,7 @@ from meshwright.engines.native.parallel.fsdp import needs_fsdp
 from meshwright.engines.native.recompute import uses_checkpoint
 from meshwright.errors import MissingDependencyError
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.run import Run, has_dropout
 from meshwright.training.models import Block
 from meshwright.training.models.feed_forward import FeedForward
 
@@ -37,7 +37,6 @@ def import_compiler(run: Run, *, plan: Plan) -> None:
     is measured, which a prediction begins with. Besides compiled layers, PyTorch's checkpoints, FSDP and tensor
     parallelism import the compiler.
     """
-    has_dropout = run.lora is not None and run.lora.dropout > 0
     if run.train.checkpoint is not None:
         import_module("meshwright.training.checkpoints.writing")
     is_sharded = plan.tensor > 1 or needs_fsdp(plan)
@@ -45,7 +44,7 @@ def import_compiler(run: Run, *, plan: Plan) -> None:
         import_module("torch.distributed.tensor.parallel")
     if run.train.compile:
         import_module("torch._inductor.compile_fx")
-    elif is_sharded or uses_checkpoint(plan, has_dropout=has_dropout):
+    elif is_sharded or uses_checkpoint(plan, has_dropout=has_dropout(run)):
         import_module("torch._dynamo")
 
 

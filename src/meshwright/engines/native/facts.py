@@ -223,6 +223,13 @@ RULES = (
         key="lora.dropout",
     ),
     Rule(
+        name="dropout of attention",
+        holds=lambda s, p: (not s.drops_attention) | ((p.tensor == 1) & ~_recomputed(p, "alternate_matmuls")),
+        says="tensor ranks would drop the same keys of their heads, and alternate_matmuls would draw other numbers "
+        "behind attention that it saves: must be 0",
+        key="train.attention_dropout",
+    ),
+    Rule(
         name="steps of labels",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.counts_labels) | (np.asarray(p.pipeline) == 1),

@@ -148,7 +148,15 @@ def shrink(run: Run, plan: Plan, *, num_processes: int) -> Toy:
         weights=None,
         lora=run.lora and _toy_lora(run.lora),
         train=replace(
-            run.train, steps=NUM_STEPS, tokens=None, epochs=None, checkpoint=None, evaluate=None, neftune_alpha=0
+            run.train,
+            steps=NUM_STEPS,
+            tokens=None,
+            epochs=None,
+            checkpoint=None,
+            evaluate=None,
+            neftune_alpha=0,
+            residual_dropout=0.0,
+            attention_dropout=0.0,
         ),
         # Narrow states are rounded stochastically, and differently in shards.
         optimizer=replace(run.optimizer, states=StateFormat.FP32),

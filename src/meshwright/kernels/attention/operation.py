@@ -2,6 +2,7 @@
 
     S = scale Q K^T, capped: c tanh(S / c)       P = softmax over the keys that a query sees and its head's sink
     O = P V                                      the sink has no value; a query that sees no key has the output 0
+    P is dropped out                             in training: by the routes reference, sdpa and flash
 
     route       kernel                                                 serves
     blockwise   GEMMs of a CPU, one block of queries at a time         a CPU without AMX, up to 2048 keys;
@@ -43,12 +44,14 @@ SIXTEEN_BITS = frozenset({"bfloat16", "float16"})
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreOptions:
-    """Scale of the scores, their cap (0: none), the keys that queries see (None: causal), logits of sinks."""
+    """Scale of the scores, their cap (0: none), the keys that queries see (None: causal), logits of sinks, and the rate
+    at which probabilities are dropped."""
 
     scale: float
     cap: float = 0.0
     ranges: KeyRanges | None = None
     sinks_H: Tensor | None = None
+    dropout: float = 0.0
 
 
 def attention(
@@ -60,19 +63,20 @@ def attention(
     cap: float = 0.0,
     ranges: KeyRanges | None = None,
     sinks_H: Tensor | None = None,
+    dropout: float = 0.0,
 ) -> Tensor:
     """Return the attended values, [B, T, H, V].
 
     Without `ranges` attention is causal: the last query sees all keys, the query before sees all but one.
     `ranges` only narrow this. `cap` limits scores; 0: no limit. `sinks_H` has a logit of each head, which
-    joins the softmax of every query.
+    joins the softmax of every query. Probabilities are dropped at the rate `dropout`.
     """
     require_shapes("attention", q_BTHK=q_BTHK, k_BSGK=k_BSGK, v_BSGV=v_BSGV, sinks_H=sinks_H)
     require_format("attention", q=q_BTHK, k=k_BSGK, v=v_BSGV)
     _require_heads(q_BTHK, k_BSGK, ranges)
-    flags = {"cap": cap, "ranges": ranges is not None, "sinks": sinks_H is not None}
+    flags = {"cap": cap, "ranges": ranges is not None, "sinks": sinks_H is not None, "dropout": dropout}
     route = choose("attention", q_BTHK, k_BSGK, v_BSGV, flags=frozenset(name for name, on in flags.items() if on))
-    options = ScoreOptions(scale=scale, cap=cap, ranges=ranges, sinks_H=sinks_H)
+    options = ScoreOptions(scale=scale, cap=cap, ranges=ranges, sinks_H=sinks_H, dropout=dropout)
     return ROUTES["attention"][route].function(q_BTHK, k_BSGK, v_BSGV, options)
 
 
@@ -109,7 +113,8 @@ def reference(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOpti
         scores_BHTS = torch.cat([scores_BHTS, sinks], dim=-1)
     seen = scores_BHTS.amax(dim=-1, keepdim=True) > -torch.inf if scores_BHTS.shape[-1] else mask
     p_BHTS = scores_BHTS.masked_fill(~seen, 0.0).softmax(dim=-1) * seen
-    return torch.einsum("bhts,bshv->bthv", p_BHTS[..., :num_keys], v).to(q_BTHK.dtype)
+    p_BHTS = functional.dropout(p_BHTS[..., :num_keys], options.dropout)
+    return torch.einsum("bhts,bshv->bthv", p_BHTS, v).to(q_BTHK.dtype)
 
 
 # --- on a CPU ---
@@ -120,7 +125,12 @@ def _blockwise(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOpt
     return blockwise.attend(q, k, v, mask_B1TS=mask, scale=options.scale, cap=options.cap).transpose(1, 2)
 
 
+WITHOUT_DROPOUT = Refusal(reason="it drops no probabilities")
+
+
 def _blockwise_serves(call: KernelCall) -> Refusal | None:
+    if "dropout" in call.flags:
+        return WITHOUT_DROPOUT
     if "cap" in call.flags:  # PyTorch's kernels have no caps: these GEMMs run on every device
         return Refusal(reason="a sink would be capped like a score") if "sinks" in call.flags else None
     if call.device != "cpu":
@@ -185,7 +195,7 @@ def _sdpa(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOptions)
     if mask is None and num_queries > 1:  # a single query is the last one: it sees all keys
         is_causal = True  # no symbol of a traced graph
     out = functional.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, is_causal=is_causal, scale=options.scale, enable_gqa=grouped
+        q, k, v, attn_mask=mask, is_causal=is_causal, scale=options.scale, enable_gqa=grouped, dropout_p=options.dropout
     )
     return out.to(q_BTHK.dtype).transpose(1, 2)
 
@@ -221,6 +231,8 @@ def _fused_serves(call: KernelCall) -> Refusal | None:
 
 
 def _cudnn_serves(call: KernelCall) -> Refusal | None:
+    if "dropout" in call.flags:
+        return WITHOUT_DROPOUT
     if call.architecture.startswith("gfx"):
         return Refusal(reason="cuDNN is for NVIDIA's devices")
     if "deterministic" in call.flags:
@@ -270,6 +282,8 @@ def flex(
 
 
 def _flex_serves(call: KernelCall) -> Refusal | None:
+    if "dropout" in call.flags:
+        return WITHOUT_DROPOUT
     if call.device != "cuda":
         return Refusal(reason="compiled for GPUs")
     if ANY not in call.flags and not (call.shapes and all(map(all, call.shapes))):
@@ -289,6 +303,8 @@ def _triton(q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, options: ScoreOption
 
 
 def _triton_serves(call: KernelCall) -> Refusal | None:
+    if "dropout" in call.flags:
+        return WITHOUT_DROPOUT
     if any(shape[-1] > WIDEST for shape in call.shapes):
         return Refusal(reason=f"heads wider than {WIDEST}")
     return serves_triton(call)

@@ -29,6 +29,7 @@ class CoreAttention(nn.Module):
     def __init__(self, *, scale: float, cap: float = 0.0, window: int = 0) -> None:
         super().__init__()
         self.scale, self.cap, self.window = scale, cap, window
+        self.dropout = nn.Dropout(0.0)  # its rate, of the probabilities; the kernel drops them
 
     def forward(
         self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: LayerLayout, sinks_H: Tensor | None = None
@@ -40,7 +41,10 @@ class CoreAttention(nn.Module):
         self, q_BTHK: Tensor, k_BSGK: Tensor, v_BSGV: Tensor, *, ranges: KeyRanges | None, sinks_H: Tensor | None = None
     ) -> Tensor:
         """[B, T, H, V], by the route that `kernels` chooses; see `kernels.attention.operation.attention`."""
-        return attention(q_BTHK, k_BSGK, v_BSGV, scale=self.scale, cap=self.cap, ranges=ranges, sinks_H=sinks_H)
+        dropout = self.dropout.p if self.training else 0.0
+        return attention(
+            q_BTHK, k_BSGK, v_BSGV, scale=self.scale, cap=self.cap, ranges=ranges, sinks_H=sinks_H, dropout=dropout
+        )
 
 
 class GroupedAttention(nn.Module):

@@ -55,9 +55,29 @@ class TransformerOptions:
     z_loss: float = 0.0  # coefficient of the squared log-partition function
     label_smoothing: float = 0.0
     embedding_noise: float = 0.0  # limit of the uniform noise on embeddings in training
+    residual_dropout: float = 0.0
+    attention_dropout: float = 0.0
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
     loss_chunk: int | str = "auto"  # tokens whose logits are in memory at once; "all"
     preference: Preference | None = None  # loss of pairs of answers in place of cross-entropy
+
+
+class ResidualDropout(nn.Dropout):
+    """Dropout of what is added to the residual stream.
+
+    Under sequence parallelism every rank draws for the tokens of all `width` ranks, and keeps the numbers of its own.
+    """
+
+    def __init__(self, p: float) -> None:
+        super().__init__(p)
+        self.own_tokens, self.width = _all_tokens, 1
+
+    def forward(self, input: Tensor) -> Tensor:
+        """[B, T, D] (the name is nn.Dropout's)."""
+        if self.width == 1 or not (self.training and self.p):
+            return super().forward(input)
+        size, length, width = input.shape
+        return input * self.own_tokens(super().forward(input.new_ones(size, length * self.width, width)))
 
 
 class Block(nn.Module):
@@ -75,6 +95,8 @@ class Block(nn.Module):
 
         self.attention_norm = norm(before)
         self.attention = (LatentAttention if latent else GroupedAttention)(model, windowed=self.is_windowed)
+        self.attention.core.dropout.p = options.attention_dropout
+        self.dropout = ResidualDropout(options.residual_dropout)
         self.attention_output_norm = norm(after)
         self.ffn_norm = make_norm(model, width=model.hidden, adds_residual=True) if before else ResidualSum()
         self.ffn = (
@@ -88,9 +110,9 @@ class Block(nn.Module):
         """[B, T, D]."""
         here = layout.windowed if self.is_windowed else layout.full
         branch_BTD = self.attention_output_norm(self.attention(self.attention_norm(x_BTD), here))
-        normed_BTD, x_BTD = self.ffn_norm(branch_BTD, x_BTD)
+        normed_BTD, x_BTD = self.ffn_norm(self.dropout(branch_BTD), x_BTD)
         padding = (layout.is_token_BT,) if isinstance(self.ffn, MixtureOfExperts) else ()
-        return x_BTD + self.ffn_output_norm(self.ffn(normed_BTD, *padding))
+        return x_BTD + self.dropout(self.ffn_output_norm(self.ffn(normed_BTD, *padding)))
 
 
 class Head(nn.Linear):

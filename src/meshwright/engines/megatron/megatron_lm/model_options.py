@@ -150,7 +150,8 @@ def _shapes(options: MegatronOptions) -> dict[str, Any]:
         options.note("--squared-relu is not carried over: blocks without a gate have GELU in run files")
     for dropout in ("hidden-dropout", "attention-dropout"):
         if rate := options.number(dropout, 0.1):
-            options.note(f"--{dropout} {rate:g} is not carried over: there is no dropout")
+            key = dropout.replace("hidden", "residual").replace("-", "_")
+            options.note(f"--{dropout} {rate:g} is not carried over: the native engine has train.{key}")
     return {
         "hidden": hidden,
         "num_layers": options.integer("num-layers", 0) - len(idle_layers(options)),

@@ -43,7 +43,7 @@ class ContextAttention(CoreAttention):
 
     def __init__(self, core: CoreAttention, *, chunks: Chunks, mesh: DeviceMesh) -> None:
         super().__init__(scale=core.scale, cap=core.cap, window=core.window)
-        self.chunks, self.mesh = chunks, mesh
+        self.chunks, self.mesh, self.dropout = chunks, mesh, core.dropout
 
     def forward(
         self, q_BTHK: Tensor, k_BTGK: Tensor, v_BTGV: Tensor, layout: LayerLayout, sinks_H: Tensor | None = None

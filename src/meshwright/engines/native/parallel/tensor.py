@@ -58,6 +58,8 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if sequence_parallel:
         model.own_tokens = partial(_own_columns, mesh=mesh)
+        for layer in model.blocks().values():
+            layer.dropout.own_tokens, layer.dropout.width = model.own_tokens, mesh.size()
     for layer in model.blocks().values():
         of_attention = _latent_plan if isinstance(layer.attention, LatentAttention) else _grouped_plan
         norms = {name: _on_residual(residual) for name, part in layer.named_children() if isinstance(part, Norm)}
