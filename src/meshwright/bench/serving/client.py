@@ -81,9 +81,9 @@ class _Answer:
     num_retries: int = 0
 
     def take(self, data: bytes, now_s: float) -> None:
-        """Add one event."""
-        if data.strip() == DONE:
-            self.is_done = True
+        """Add one event; what follows the end is no part of the answer."""
+        self.is_done = self.is_done or data.strip() == DONE
+        if self.is_done:
             return
         chunk = read_chunk(data)
         if chunk.error is not None:

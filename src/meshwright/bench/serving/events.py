@@ -125,7 +125,7 @@ def read_chunk(data: bytes) -> Chunk:
     if not isinstance(usage, dict | None) or not isinstance(choices, list | None):
         raise MalformedEventError(f"usage or choices are of another kind: {data[:80]!r}")
     if not choices:
-        if choices is None and usage is None:
+        if "choices" not in found and usage is None:
             raise MalformedEventError(f"neither choices nor usage: {data[:80]!r}")
         return Chunk(ChunkKind.EMPTY, usage=usage)
     choice = choices[0]
@@ -135,7 +135,8 @@ def read_chunk(data: bytes) -> Chunk:
     delta = choice.get("delta")
     if isinstance(delta, dict):
         reasoning = delta.get("reasoning_content") or delta.get("reasoning")
-        text = delta.get("content") or delta.get("refusal") or _called(delta) or delta.get("content")
+        content = _joined(delta.get("content"))
+        text = content or delta.get("refusal") or _called(delta) or content
         is_first = "role" in delta
     else:
         reasoning, text, is_first = None, choice.get("text"), False
@@ -144,6 +145,14 @@ def read_chunk(data: bytes) -> Chunk:
     if text or (text == "" and not is_first and finish is None):
         return Chunk(ChunkKind.ANSWER, str(text), finish, usage)
     return Chunk(ChunkKind.EMPTY, "", finish, usage)
+
+
+def _joined(content: object) -> object:
+    """The text of content in parts, thoughts included, as Mistral sends it; other content as it is."""
+    if not isinstance(content, list):
+        return content
+    parts = [part for part in content if isinstance(part, dict)]
+    return "".join(str(_joined(part.get("text") or part.get("thinking")) or "") for part in parts)
 
 
 def _called(delta: dict[str, Any]) -> str:

@@ -367,6 +367,34 @@ STREAMS = {
     "an error event": ([ROLE, ONE, b'event: error\ndata: {"message": "out of memory"}\n\n'], "server_error", 1, 1, 1),
     "an error event of words": ([ROLE, b"event: error\ndata: overloaded\n\n"], "server_error", 0, None, None),
     "llama.cpp's older error": ([ROLE, ONE, b'error: {"code": 500, "message": "busy"}\n\n'], "server_error", 1, 1, 1),
+    "content in parts, as Mistral": (
+        [ROLE, chunk({"delta": {"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "r"}]}]}}),
+         chunk({"delta": {"content": [{"type": "text", "text": "a"}]}}), STOP + DONE], "ok", 2, 1, 2,
+    ),
+    "choices that are null": ([b'data: {"choices": null}\n\n' + ROLE, ONE, TWO, STOP + DONE], "ok", 2, 1, 2),
+    "a delta that is null": ([ROLE, ONE, chunk({"delta": None}), TWO, STOP + DONE], "ok", 2, 1, 3),
+    "Azure's filter between": ([ROLE, ONE, chunk({"content_filter_results": {}}), TWO, STOP + DONE], "ok", 2, 1, 3),
+    "Groq's usage in the finish": (
+        [ROLE, ONE, TWO, chunk({"delta": {}, "finish_reason": "stop"}, x_groq={"usage": {}}) + DONE], "ok", 2, 1, 2,
+    ),
+    "Ollama's role in each chunk": (
+        [said("a", finish_reason=None), chunk({"delta": {"role": "assistant", "content": "b"}}),
+         chunk({"delta": {"role": "assistant", "content": ""}, "finish_reason": "stop"}) + DONE], "ok", 2, 0, 1,
+    ),
+    "the whole message again, as Perplexity": (
+        [chunk({"delta": {"content": "a"}, "message": {"content": "a"}}),
+         chunk({"delta": {"content": "b"}, "message": {"content": "ab"}}), STOP + DONE], "ok", 2, 0, 1,
+    ),
+    "an event of two lines": (
+        [ROLE, b'data: {"choices":\ndata: [{"delta": {"content": "a"}}]}\n\n', STOP + DONE], "ok", 1, 1, 1,
+    ),
+    "no space": ([x.replace(b"data: ", b"data:") for x in (ROLE, ONE, STOP + DONE)], "ok", 1, 1, 1),
+    "no line after [DONE]": ([ROLE, ONE, STOP, b"data: [DONE]"], "ok", 1, 1, 1),
+    "text after [DONE]": ([ROLE, ONE, STOP + DONE, TWO], "ok", 1, 1, 1),
+    "an error in the finish, as OpenRouter": (
+        [ROLE, ONE, chunk({"delta": {"content": ""}, "finish_reason": "error"}, error={"message": "gone"})],
+        "server_error", 1, 1, 1,
+    ),
     "an error in data": ([ROLE, b'data: {"error": {"message": "busy"}}\n\n'], "server_error", 0, None, None),
 }  # fmt: skip
 
