@@ -406,6 +406,23 @@ def test_rotated_pairs_are_planned_and_not_trained(tmp_path):
         assert run.model.rope.scaling is RopeScaling.YARN
 
 
+@pytest.mark.parametrize(("tokens", "scaling", "mscale"), [(4096, "none", 0.0), (8192, "yarn", 0.707)])
+def test_yarn_of_earlier_versions_scales_only_longer_sequences_than_the_original(tmp_path, tokens, scaling, mscale):
+    """MaxText/layers/embeddings.py and attentions.py before `max_position_embeddings`; YARN has its own base."""
+    later = {"max_position_embeddings", "original_max_position_embeddings", "rope_max_timescale"}
+    values = {key: value for key, value in DEEPSEEK.items() if key not in later}
+    earlier = {"original_seq_len": 4096, "rope_theta": 20000.0, "max_target_length": tokens, "steps": 10}
+    rope = imported(written(tmp_path, values | earlier))[0].model.rope
+    assert (rope.scaling.value, rope.theta, rope.mscale_all_dims) == (scaling, 20000.0, mscale)
+    assert rope.original_context == (4096 if mscale else 0)
+
+
+def test_yarn_of_earlier_versions_has_no_temperature_beside_plain_attention(tmp_path):
+    earlier = {"rope_type": "yarn", "original_seq_len": 2048, "max_target_length": 4096}
+    with pytest.raises(InputError, match="YARN without a temperature"):
+        imported(written(tmp_path, earlier))
+
+
 def test_forced_balance_of_rocm_is_noted_where_it_is_on(tmp_path):
     for forces in (True, False):
         _, notes = imported(written(tmp_path, {"steps": 10, "expert_balance": forces}))

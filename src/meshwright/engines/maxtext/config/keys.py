@@ -143,6 +143,8 @@ UNSUPPORTED = """
 """
 """Keys of features that no run file has: base.yml is without them. `use_dpo` is another loss."""
 ALLOWED_TOO = {"attention_type": "full"}
+EARLIER_YARN = "original_seq_len"
+"""Key of versions whose YARN scales nothing where the sequences of the run are no longer than it."""
 
 SHARED_KEYS = frozenset(("base_num_decoder_layers", "num_experts"))  # read with `peek` by several sections
 
@@ -267,6 +269,7 @@ def _rope(settings: MaxTextKeys, *, name: str, is_latent: bool) -> dict[str, Any
     is_llama_31 = kind.startswith("llama3.1") or name.startswith("llama3.1")  # MaxText checks both
     scaled = settings.take("rope_use_scale")
     if kind == "yarn":
+        theta = float(settings.take("rope_theta")) if EARLIER_YARN in settings.values else theta
         return {"theta": theta, **_yarn(settings, is_latent=is_latent)}
     if is_llama_31 and scaled and not is_latent:
         return {"theta": theta, "scaling": "llama3", **LLAMA_31}
@@ -277,17 +280,17 @@ def _rope(settings: MaxTextKeys, *, name: str, is_latent: bool) -> dict[str, Any
 
 def _yarn(settings: MaxTextKeys, *, is_latent: bool) -> dict[str, Any]:
     """Return YARN's scaling; none for factor 1. Raises InputError for temperatures that run files cannot express."""
-    take = settings.take
-    factor, context = take("rope_factor"), take("original_max_position_embeddings")
-    is_beyond = take("max_position_embeddings") > context
+    take, is_earlier = settings.take, EARLIER_YARN in settings.values
+    factor, context = take("rope_factor"), take(EARLIER_YARN if is_earlier else "original_max_position_embeddings")
+    is_beyond = (settings.peek("max_target_length") if is_earlier else take("max_position_embeddings")) > context
     slopes = {"beta_fast": float(take("beta_fast")), "beta_slow": float(take("beta_slow"))}
     truncate, pairs = take("rope_truncate"), take("rope_interleave")
     mscale, is_rotation_scaled = float(take("mscale")), take("rope_attention_scaling")
     if is_latent and not pairs:
         raise InputError("rotary pairs that are not supported", got="rope_interleave = False", allowed=True)
-    if factor <= 1:
+    if factor <= 1 or (is_earlier and not is_beyond):
         return {}
-    of_scores = (mscale if is_beyond else 0.0) if is_latent else float(not is_rotation_scaled)
+    of_scores = (mscale if is_beyond else 0.0) if is_latent else float(not (is_rotation_scaled or is_earlier))
     if not is_rotation_scaled and not of_scores:
         raise InputError("YARN without a temperature", got=f"mscale = {mscale:g}, rope_attention_scaling = False")
     return {
