@@ -54,6 +54,16 @@ def ignored_note(keys: Collection[str]) -> list[str]:
     return [f"--ignore left out {', '.join(keys)}, which is not known"] if keys else []
 
 
+def early_fall_note(*, decay: int, steps: int, warmup: int) -> list[str]:
+    """Return the note on a decay of WSD that would begin within the warm-up; none for another."""
+    if decay <= steps - warmup:
+        return []
+    note = (
+        f"the decay of {decay} steps begins within the warm-up of {warmup}, after which its rate jumps down; the run's"
+    )
+    return [f"{note} falls from the peak over the {max(0, steps - warmup)} steps that are left"]
+
+
 def by_planner_rules(
     plan: Plan, *, run: Run, engine: str, among: Collection[str] | None = None
 ) -> Iterator[Unsupported]:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
 from meshwright.errors import InputError
 from meshwright.files import is_there
-from meshwright.json_values import parse_json
+from meshwright.json_values import load_text, parse_json
 from meshwright.runfile import document as documents
 from meshwright.runfile.schema import RunFile
 
@@ -44,6 +45,21 @@ def content_of(path: Path) -> dict[str, Any]:
     if read.problems:
         raise read.error(list(read.problems))
     return read.value
+
+
+def _repeated(path: Path) -> list[str]:
+    """Return the note on keys that an object of a JSON file has twice: Python's json, and a trainer, takes the last."""
+    found: dict[str, None] = {}
+
+    def taken(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        value = dict(pairs)
+        names = [name for name, _ in pairs]
+        found.update(dict.fromkeys(name for name in value if names.count(name) > 1))
+        return value
+
+    with contextlib.suppress(ValueError, OSError, RecursionError):
+        json.loads(load_text(path), object_pairs_hook=taken)
+    return [f"{path.name} has keys twice, of which the last counts: {', '.join(found)}"] if found else []
 
 
 def trainer_of(path: Path) -> TrainerTable | None:
@@ -86,6 +102,7 @@ def read_settings(parts: list[str], *, ignore: Collection[str]) -> Settings:
         if number >= MOST_FILES:
             raise InputError("configurations name more files than one run has", got=str(file), allowed=MOST_FILES)
         present = {given.resolve() for _, given, _ in queue}
+        settings.notes += _repeated(file)
         queue += [one for one in _sort(of, file, values, settings, unknown) if one[1].resolve() not in present]
     known = {key: None for one in {id(t): t for t, _, _ in queue}.values() for key in one.keys}
     refusals.unknown_keys(unknown, known, program=kind.title, ignore=ignore)
@@ -140,7 +157,13 @@ def _sort(
     if not kind.shares_work and isinstance(inline := content.get("deepspeed"), Mapping):
         content = {key: value for key, value in content.items() if key != "deepspeed"}
         named.append((table("deepspeed"), file / "deepspeed", dict(inline)))
-    for key, value in _flat(kind, content).items():
+    flat = _flat(kind, content)
+    for condition, defaults in kind.own_defaults.items():
+        key, _, value = condition.partition("=")
+        for name, default in defaults.items() if flat.get(key) == value else ():
+            if flat.get(name) is None:
+                settings.give(kind.keys[name], Given(value=default, key=f"{name} by default", file=file), of=kind)
+    for key, value in flat.items():
         if value is None or (value == "auto" and kind.title == "DeepSpeed"):
             continue
         if key in kind.deprecated and not kind.is_off(key, value):

@@ -15,6 +15,7 @@ from typing import Any
 
 from meshwright.catalog.entries import CatalogKind, entry
 from meshwright.catalog.models import MIRRORS, model_like, model_of_repository
+from meshwright.engines import refusals
 from meshwright.engines.base import ASSUMED, Imported, StatedCluster, not_estimated
 from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.trainers.adapters import lora_task
@@ -401,6 +402,7 @@ def _schedule(settings: Settings) -> dict[str, Any]:
             raise settings.error(
                 "schedule", "its decay needs numbers of steps", hint="max_steps=STEPS and num_decay_steps"
             )
+        settings.notes += refusals.early_fall_note(decay=decay, steps=steps, warmup=warm["warmup_steps"])
         found |= {"decay_ratio": decay / steps, "decay_shape": settings.text("decay_shape") or "linear"}
     return found if kind == "constant" else found | {"final_ratio": final or 0.0}
 

@@ -2,6 +2,7 @@
 
     keys           their key -> setting, a name that all trainers share (`run_content` makes the run file of them)
     defaults       setting -> the trainer's own default
+    own_defaults   "key=value" -> keys that have a default of the file's own program where its key has this value
     values         setting -> their value -> ours; "ours: note" where ours is another one
     refused        reason -> keys that are refused where they are set
     not_estimated  keys that change speed or memory in a way that run files do not have
@@ -44,6 +45,7 @@ class TrainerTable:
     marks: tuple[frozenset[str], ...]
     keys: Mapping[str, str]
     defaults: Mapping[str, Any]
+    own_defaults: Mapping[str, Mapping[str, Any]]
     values: Mapping[str, Mapping[str, str]]
     refused: Mapping[str, str]  # key -> reason
     not_estimated: frozenset[str]
@@ -107,7 +109,7 @@ def table(name: str) -> TrainerTable:
         off=(below.off if below else {}) | read.get("not_estimated", {}).get("off", {}) | read.get("off", {}),
         **{
             name: (getattr(below, name) if below else {}) | read.get(name, {})
-            for name in ("defaults", "longest", "deprecated")
+            for name in ("defaults", "own_defaults", "longest", "deprecated")
         },
         shares_work=read.get("shares_work", False),
     )

@@ -272,6 +272,16 @@ def test_scripts_that_are_not_read(script, words, tmp_path):
     assert re.search(words, str(caught.value)) or words in str(caught.value)
 
 
+@pytest.mark.parametrize(("decay", "is_noted"), [(7, False), (9, True)])
+def test_a_decay_that_begins_within_the_warm_up_is_noted(decay, is_noted, tmp_path):
+    """`OptimizerParamScheduler.get_lr` of megatron/core takes up its curve where the warm-up ends."""
+    options = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in PLAIN.items())
+    wsd = f"--lr-decay-style WSD --lr-wsd-decay-iters {decay} --train-iters 10 --lr-warmup-iters 3 --lr-decay-iters 10"
+    (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {options} {wsd}\n")
+    _, notes = imported(str(tmp_path / "train.sh"))
+    assert ("begins within the warm-up of 3" in notes) is is_noted
+
+
 def test_placeholders_of_files_are_noted(tmp_path):
     options = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in PLAIN.items())
     script = "DATA=/data/<your data>/text\nFILES=(\n --save <save> --save-interval 5\n --load '<save>/x'\n)\n"

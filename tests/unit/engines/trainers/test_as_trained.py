@@ -51,6 +51,21 @@ def test_rates_are_those_of_transformers(read, schedule, keys, warmup):
         assert found == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-9, abs=1e-16), step
 
 
+@pytest.mark.parametrize(("decay", "warmup", "is_noted"), [(50, 10, False), (50, 11, True), (60, 0, False)])
+def test_a_decay_that_begins_within_the_warm_up_is_noted(read, decay, warmup, is_noted):
+    """`_get_wsd_scheduler_lambda` of transformers takes up its curve where the warm-up ends."""
+    more = {"lr_scheduler_type": "warmup_stable_decay", "lr_scheduler_kwargs": {"num_decay_steps": decay}}
+    read(ARGUMENTS | more | {"warmup_steps": warmup})
+    assert any("begins within the warm-up" in note for note in read.notes) is is_noted
+
+
+def test_keys_that_json_has_twice_are_noted(read, tmp_path):
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 1, "stage": 3}, "bf16": {"enabled": true}}')
+    run = read(ARGUMENTS | {"deepspeed": "ds.json"})
+    assert run.plan.sharding.name == "PARAMETERS"
+    assert any(note == "ds.json has keys twice, of which the last counts: stage" for note in read.notes)
+
+
 def test_a_warm_up_that_does_not_begin_at_0_is_noted(read):
     more = {"lr_scheduler_type": "cosine_warmup_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
     read(ARGUMENTS | more | {"warmup_steps": 5})
@@ -120,6 +135,37 @@ def test_the_rate_of_deepspeed_is_that_of_its_scheduler(read):
     assert (run.optimizer.learning_rate, run.optimizer.warmup_steps, run.num_steps) == (1e-5, 10, 100)
     assert any("logarithm" in note for note in read.notes)
     assert any("warmup_min_lr: 1e-07 is not carried over" in note for note in read.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate", "warmup", "final"),
+    [("WarmupLR", 1e-3, 1000, 0.1), ("WarmupDecayLR", 1e-3, 1000, 0.0), ("WarmupCosineLR", 1e-4, 1000, 1e-4)],
+)
+def test_schedulers_of_deepspeed_have_its_defaults(read, kind, rate, warmup, final):
+    """deepspeed/runtime/lr_schedules.py: 1,000 steps of warm-up, up to 0.001 where the optimizer's rate is not used."""
+    params = {"lr": 1e-4} if rate == 1e-4 else {}
+    optimizer = {"optimizer": {"type": "Lion", "params": params}}
+    of_all = {"total_num_steps": 5000} if kind != "WarmupLR" else {}
+    run = read(OF_DEEPSPEED | optimizer | {"scheduler": {"type": kind, "params": of_all}}, behind=BEHIND).optimizer
+    assert (run.learning_rate, run.warmup_steps, run.final_ratio, run.betas) == (rate, warmup, final, (0.9, 0.99))
+
+
+def test_a_trainer_does_not_change_the_defaults_of_a_scheduler_of_deepspeed(read):
+    """Its values are those of keys that the file has as "auto"."""
+    scheduled = {"zero_optimization": {"stage": 2}, "scheduler": {"type": "WarmupLR", "params": {}}}
+    with pytest.raises(InputError, match=r"learning_rate: 0.0001 in .*warmup_max_lr by default: 0.001"):
+        read(ARGUMENTS, scheduled)
+    scheduled["scheduler"]["params"] = {"warmup_max_lr": "auto", "warmup_num_steps": "auto"}
+    optimizer = read(ARGUMENTS | {"warmup_steps": 7}, scheduled).optimizer
+    assert (optimizer.learning_rate, optimizer.warmup_steps) == (1e-4, 7)
+
+
+def test_what_deepspeed_changes_of_the_batch_and_the_states_is_not_lost(read):
+    with pytest.raises(InputError, match=r"follows the number of devices: elasticity\.enabled"):
+        read(OF_DEEPSPEED | {"elasticity": {"enabled": True, "max_train_batch_size": 64}}, behind=BEHIND)
+    offload = {"stage": 2, "offload_optimizer": {"device": "cpu", "ratio": 0.3}}
+    read(OF_DEEPSPEED | {"zero_optimization": offload}, behind=BEHIND)
+    assert any("offload_optimizer.ratio: 0.3" in note for note in read.notes)
 
 
 @pytest.mark.parametrize(

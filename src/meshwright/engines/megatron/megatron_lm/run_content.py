@@ -11,6 +11,7 @@ import math
 from collections.abc import Collection
 from typing import Any
 
+from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_core.constructors import LR_DECAY_STYLES
 from meshwright.engines.megatron.megatron_lm.model_options import count_layers, model_section
@@ -178,16 +179,17 @@ def _steps(options: MegatronOptions, *, global_batch: int) -> tuple[dict[str, An
     ratio = options.number("min-lr", 0.0) / rate
     if ratio > 1:
         raise InputError("--min-lr is more than --lr", got=ratio * rate, allowed=f"<= {rate}")
+    warmup = _warmup(options, steps_of("lr-warmup"), scheduled=scheduled, steps=steps)
     optimizer = {
         "learning_rate": rate,
         "betas": [options.number("adam-beta1", 0.9), options.number("adam-beta2", 0.999)],
         "epsilon": options.number("adam-eps", 1e-8),
         "weight_decay": options.number("weight-decay", 0.01),
         "gradient_clip": options.number("clip-grad", 1.0) or None,
-        "warmup_steps": _warmup(options, steps_of("lr-warmup"), scheduled=scheduled, steps=steps),
+        "warmup_steps": warmup,
         "final_ratio": float(f"{ratio:.{DIGITS}g}"),
         **_states(options),
-        **_schedule(options, num_decay=steps_of("lr-wsd-decay"), steps=scheduled),
+        **_schedule(options, num_decay=steps_of("lr-wsd-decay"), steps=scheduled, warmup=warmup),
     }
     _note_unsupported_rates(options)
     train = {"steps": steps} if steps else {}
@@ -228,7 +230,7 @@ def _warmup(options: MegatronOptions, given_steps: int, *, scheduled: int, steps
     return warmup
 
 
-def _schedule(options: MegatronOptions, *, num_decay: int, steps: int) -> dict[str, Any]:
+def _schedule(options: MegatronOptions, *, num_decay: int, steps: int, warmup: int) -> dict[str, Any]:
     kind, style = options.text("lr-decay-style", "linear"), options.text("lr-wsd-decay-style", "exponential")
     if kind not in SCHEDULES:
         allowed = ", ".join(SCHEDULES)
@@ -239,6 +241,8 @@ def _schedule(options: MegatronOptions, *, num_decay: int, steps: int) -> dict[s
     if style not in DECAY_SHAPES:
         raise InputError("an unknown decay", got=f"--lr-wsd-decay-style {style}", allowed=", ".join(DECAY_SHAPES))
     ratio = {"decay_ratio": num_decay / steps} if num_decay and steps else {}
+    for note in refusals.early_fall_note(decay=num_decay, steps=steps, warmup=warmup) if ratio else ():
+        options.note(note)
     return {"schedule": "wsd", **ratio, "decay_shape": DECAY_SHAPES[style]}
 
 
