@@ -150,6 +150,10 @@ DRY = Scale(
 )  # fmt: skip
 
 
+PLAIN = ("-o", "addopts=--import-mode=importlib", "--strict-markers")
+"""Options of pytest without those of pytest-xdist, which a node may lack."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """A command of this Python, and the most seconds that it may take."""
@@ -192,7 +196,11 @@ def steps(*, budget_s: float, scale: Scale = GPU) -> list[Step]:
         compiled("step-8b-fp8", RUN_EIGHT, *rivals, "--set", f"precision={scale.eight_bits}"),
         kernels("kernels-8b", scale.dense),
         Step(
-            name="tests", module="pytest", arguments=("-q", *scale.lane), timeout_s=START_S + 4 * budget_s, in_root=True
+            name="tests",
+            module="pytest",
+            arguments=("-q", *PLAIN, *scale.lane),
+            timeout_s=START_S + 4 * budget_s,
+            in_root=True,
         ),
         compiled("step-moe", RUN_MIXTURE),
         kernels("kernels-moe", scale.mixture),

@@ -43,6 +43,8 @@ from benchmarks import gpu, gpu_results  # noqa: E402 - the path comes first
 OFFLINE = {"PIP_INDEX_URL": "http://localhost:9", "PIP_EXTRA_INDEX_URL": "", "HF_HUB_OFFLINE": "1"}
 """Variables under which pip finds no index."""
 LEFT = shutil.ignore_patterns(".git", ".venv", "__pycache__", "*.pyc", ".*_cache")
+ANYWHERE = ("tests", "kernels-8b", "step-moe", "device", "gemm", "ingest", "saving")
+"""Measurements of a dry run that fail on a CPU by lack of time alone."""
 FIRST = "doctor"
 """Measurement of the first call: the quickest."""
 
@@ -100,8 +102,11 @@ class Rehearsal:
         rows = json.loads((self.folder / "second" / gpu_results.RECORD).read_text(encoding="utf-8"))["measurements"]
         if FIRST not in {row["name"] for row in rows}:
             raise StepError(f"the second call lost {FIRST}, which the archive has")
-        if failed := [row["name"] for row in rows if row["exit_code"] != 0]:
-            print(f"{'':8s} not measured here: {', '.join(failed)}")
+        for row in rows:
+            if row["exit_code"] != 0:
+                print(f"{'':8s} not measured here: {row['name']}: {row['exit_code']}, {' '.join(row['stderr'][-2:])}")
+                if row["name"] in ANYWHERE and isinstance(row["exit_code"], int):  # it ended by itself
+                    raise StepError(f"{row['name']} needs no GPU in a dry run")
 
     def page(self) -> None:
         """Make the page."""
