@@ -92,6 +92,7 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("megatron", "qwen2.5-7b", "h100-8x4", ()),
         ("megatron", "gpt3-175b", "a100-8x128", ("data.sequence_length=2048",)),
         ("megatron", "glm-4.5-air", "h100-8x16", ()),
+        ("megatron", "mixtral-8x7b", "l40s-8x16", ("model={base: mixtral-8x7b, vocab: 151669}",)),  # padded
         ("megatron", "qwen3-30b-a3b", "b200-8x4", ("stack.preset=recipe",)),
         ("megatron", "deepseek-v3", "b200-8x32", ("precision=mxfp8", "stack.preset=recipe")),
         ("megatron", "qwen3-235b-a22b", "h100-8x32", ("stack.dispatcher=deepep", "stack.gradient_format=bf16")),

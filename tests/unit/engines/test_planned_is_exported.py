@@ -57,6 +57,7 @@ ONCE = [
     ("megatron", "qwen3-1.7b", "gb200-16x4", 8, 512, "", "tensor=16"),  # repeated key/value heads
     ("megatron", "llama3-8b", "h200-8x4", 128, 6144, "optimizer.states=bf16", ""),
     ("megatron", "mixtral-8x7b", "h100-8x2", 64, 4096, "", "expert=1,tensor=2"),
+    ("megatron", "llama2-7b", "h100-8x2", 64, 2048, "stack.offloaded_activations=0.3", ""),  # 9.6 layers
     ("maxtext", "qwen3-8b", "h100-8x4", 8, 4096, "", ""),  # context ranks hold parts of the weights
     ("maxtext", "llama3.1-70b", "tpu7x-4x4", 6, 16384, "", ""),  # two devices of JAX
     ("maxtext", "qwen3-14b", "tpu-v6e-4x1", 256, 8192, "task=lora", ""),

@@ -46,6 +46,8 @@ def check_export(run: Run) -> tuple[Unsupported, ...]:
 
 def _problems(run: Run, *, trains_here: bool) -> tuple[Unsupported, ...]:
     problems = [*_model(run.model, trains_here=trains_here), *_numbers(run, trains_here=trains_here), *_training(run)]
+    if not trains_here:
+        problems += _offloading(run)
     if run.plan is not None:
         problems += check_plan(run.plan, run=run, trains_here=trains_here)
     return tuple(problems)
@@ -109,11 +111,13 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
         yield from refusals.other_precisions(run, among=PRECISIONS, reason=NEEDS_ENGINE)
     else:
         yield from refusals.other_precisions(run)
-    narrow_states = trains_here and run.optimizer.states is not StateFormat.FP32
+    states = run.optimizer.states
+    narrow_states = trains_here and states is not StateFormat.FP32
     rows, name = run.model.learned_positions, run.model.name
     positions = f"Megatron-Bridge has a learned position for each token of a sequence, {name} has {rows}"
     yield from applying(
         (narrow_states, "optimizer.states", "16-bit states need Transformer Engine: must be fp32"),
+        (states is StateFormat.INT8, "optimizer.states", "Transformer Engine's AdamW has none in int8: fp32 or bf16"),
         (rows not in (0, run.sequence_length), "data.sequence_length", positions, f"data.sequence_length: {rows}"),
     )
     yield from refusals.absent_experts(run)
@@ -193,7 +197,7 @@ def check_plan(plan: Plan, *, run: Run, trains_here: bool = True) -> list[Unsupp
     """Parts of `plan` that Megatron-Core 0.16 does not support; `trains_here`: without Transformer Engine."""
     return [
         *refusals.by_planner_rules(plan, run=run, engine="megatron"),
-        *(_without_transformer_engine(plan) if trains_here else _offloading(run)),
+        *(_without_transformer_engine(plan) if trains_here else ()),
     ]
 
 

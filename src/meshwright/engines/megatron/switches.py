@@ -149,18 +149,8 @@ def offloaded_layers(run: Run) -> float:
     return round(layers) if abs(layers - round(layers)) < LAYER_TOLERANCE else layers
 
 
-def offloaded_share(num_offloaded: int, *, num_layers: int) -> float:
-    """Return the share of the saved activations in host memory: the inverse of `offloaded_layers`."""
-    return round(num_offloaded / num_layers, 6)
-
-
 LAYER_TOLERANCE = 0.05
 """Of a layer: a share with two decimals need not be exact."""
-
-
-def attends_in_fp8(run: Run) -> bool:
-    """True if scores and values are multiplied in 8 bits."""
-    return _format(run, "fp8_attention").get("fp8_dot_product_attention", False)
 
 
 def fuses_experts(run: Run) -> bool:

@@ -153,6 +153,7 @@ def test_what_is_written_is_imported_again(tmp_path, name, num_read):
         ({"stack.fp8_attention": "true", "precision": "fp8_blockwise"}, "stack.fp8_attention", "blockwise"),
         ({"stack.parameter_format": "fp8"}, "stack.parameter_format", "not gathered in 8 bits under bf16"),
         ({"stack.fuses_experts": "true"}, "stack.fuses_experts", "only in mxfp8"),
+        ({"optimizer.states": "int8"}, "optimizer.states", "none in int8"),
         ({"stack.offloaded_activations": "1"}, "stack.offloaded_activations", "at most 47 of 48"),
         ({"stack.offloaded_activations": "0.3"}, "stack.offloaded_activations", "are 14.4"),
         (

@@ -145,7 +145,7 @@ def _precision(run: Run) -> str | constructors.Settings:
     """Megatron-Bridge's own recipe for bf16, extended by fp8 or fp4: its recipes for these exclude some layers."""
     wire = {} if switches.reduces_in_fp32(run) else {"grad_reduce_in_fp32": False}
     wire |= {"fp8_param_gather": True} if switches.gathers_in_fp8(run) else {}
-    wire |= {"fp8_dot_product_attention": True} if switches.attends_in_fp8(run) else {}
+    wire |= {"fp8_dot_product_attention": True} if switches.switches_set(run).fp8_attention else {}
     gemm_format = constructors.LOW_PRECISION.get(run.precision.name)
     if gemm_format is None and not wire:
         return "bf16_mixed"
@@ -158,9 +158,11 @@ def _model(run: Run, plan: Plan, settings: constructors.Settings) -> constructor
     model = {renamed.get(key, key): value for key, value in settings.items()}
     model |= constructors.fused_kernels(run) | {
         **({} if run.model.learned_positions else {"rotary_base": round(run.model.rope.theta)}),
-        "vocab_size": constructors.padded_vocab(run.model, plan),
+        "vocab_size": run.model.vocab,
         "activation_func": {"_target_": f"torch.nn.functional.{model['activation_func']}", "_call_": False},
     }
+    if run.model.vocab % plan.tensor:  # rounded up to the tensor ranks times the divisor
+        model |= {"should_pad_vocab": True, "make_vocab_size_divisible_by": 1}
     if model["cuda_graph_impl"] != "none":
         model["use_te_rng_tracker"] = True  # GPTModelProvider refuses graphs without it
     if "attention_backend" in model:

@@ -259,16 +259,11 @@ def _recompute(model: Model, plan: Plan) -> Settings:
     return {"recompute_granularity": "full", "recompute_method": kind, "recompute_num_layers": count}
 
 
-def padded_vocab(model: Model, plan: Plan) -> int:
-    """Rows of the embedding and the head: a multiple of the tensor ranks."""
-    return -(-model.vocab // plan.tensor) * plan.tensor
-
-
 def gpt(run: Run, plan: Plan) -> Settings:
     """The model around the layers."""
     model, rope = run.model, run.model.rope
     settings = {
-        "vocab_size": padded_vocab(model, plan),
+        "vocab_size": -(-model.vocab // plan.tensor) * plan.tensor,  # rows of embedding and head, padded
         "max_sequence_length": run.sequence_length,
         "share_embeddings_and_output_weights": model.tied_embeddings,
         "position_embedding_type": "learned_absolute" if model.learned_positions else "rope",

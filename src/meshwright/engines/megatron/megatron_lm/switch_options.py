@@ -143,8 +143,7 @@ def _amounts(options: MegatronOptions, scope: switches.SwitchScope) -> dict[str,
         found["drops_tokens"] = False
     options.flag("cpu-offloading")
     if (num_offloaded := options.integer("cpu-offloading-num-layers", 0)) > 0:
-        num_layers = options.integer("num-layers", 0)
-        found["offloaded_activations"] = switches.offloaded_share(num_offloaded, num_layers=num_layers)
+        found["offloaded_activations"] = round(num_offloaded / options.integer("num-layers", 0), 6)
     return found
 
 

@@ -147,9 +147,11 @@ def test_rotations_of_latent_attention_are_fused_under_yarn(name):
         assert (off in contract.lower_export(run, folder=Path("out")).files[name]) is not fused
 
 
-def test_a_vocabulary_that_does_not_divide_is_padded_in_the_model_alone():
+def test_a_vocabulary_that_does_not_divide_is_padded_by_bridge():
+    """`calculate_padded_vocab_size` rounds up to the tensor ranks times the divisor."""
     found = configuration(*RUNS[5])
-    assert (found["model"]["vocab_size"], found["tokenizer"]["vocab_size"]) == (258, 257)
+    assert (found["model"]["vocab_size"], found["tokenizer"]["vocab_size"]) == (257, 257)
+    assert (found["model"]["should_pad_vocab"], found["model"]["make_vocab_size_divisible_by"]) == (True, 1)
     assert (found["model"]["overlap_p2p_comm"], found["model"]["virtual_pipeline_model_parallel_size"]) == (True, 2)
     assert (found["model"]["rope_scaling"], found["model"]["rope_scaling_factor"]) == (True, 8.0)
 
