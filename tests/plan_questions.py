@@ -65,7 +65,7 @@ def questions(draw, engines: tuple[str, ...] = ()) -> tuple[Run, tuple[str, ...]
     possible = [key for key in KEYS[engine] if catalog.model(model).experts or "balance_loss" not in key]
     keys = ["train.steps=100", *draw(st.lists(st.sampled_from(possible), max_size=1))]
     if draw(st.booleans()):
-        keys.append(f"model={{base: {model}, num_mtp_layers: 0}}")
+        keys.append(f"model={{base: {model}, {draw(st.sampled_from(['num_mtp_layers: 0', 'vocab: 151669']))}}}")
     asked = {
         "model": model,
         "cluster": f"{device}-{min(width, 4) if device in TPUS else width}x{nodes}",
@@ -90,6 +90,12 @@ def questions_of_software(draw, engines: tuple[str, ...]) -> tuple[Run, tuple[st
         "framework": st.sampled_from(own),
         "preset": st.sampled_from(["engine", "recipe"]),
         "vintage": st.floats(2023.0, 2027.0),
+        "attention": st.sampled_from(["unfused", "fa2", "flex"]),
+        "attention_tile": st.sampled_from([64, 512]),
+        "parameter_format": st.sampled_from(["fp32", "bf16"]),
+        "gradient_format": st.sampled_from(["fp32", "bf16"]),
+        "expert_imbalance": st.just(1.4),
+        "offloaded_activations": st.just(0.5),
     }
     keys = draw(st.fixed_dictionaries({}, optional=stated))
     stack = [f"stack.{key}={value}" for key, value in keys.items()]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from meshwright.catalog.stacks import notes_on_framework, switches_of
 from meshwright.engines.base import TrainOptions
+from meshwright.engines.software_line import note_on_left_switches, switches_without_setting
 from meshwright.errors import InputError
 from meshwright.planner.engines import engine_facts
 from meshwright.specs.features import Preset
@@ -77,7 +78,11 @@ def _begin(run: Run, *, plan: Plan, options: TrainOptions, newest_step: Callable
         note = f"the checkpoints in {folder} do not say of which run they are: nothing was compared"
         return Beginning(run=run, identity=identity, notes=(note,))
     found = run_identity.compare(held, identity)
-    refuse_differences(found, checkpoint=f"{folder}, after step {step}")
+    if found.refused:
+        raise InputError(
+            f"the checkpoint ({folder}, after step {step}) is of another run: {'; '.join(found.refused)}",
+            hint="--branch (branch=True in Python) starts a new run from its weights; to resume, restore them",
+        )
     there = run_identity.read_identity(options.folder / run_identity.IDENTITY)
     if there is not None and held.run_id and there.run_id != held.run_id:
         raise InputError(
@@ -103,34 +108,18 @@ def note_on_switches(run: Run, *, is_export: bool = False) -> tuple[str, ...]:
     These are switches that the run file states, or that its recipe has and the engine does not by itself.
     """
     facts = engine_facts(run.engine)
-    known = dict(facts.switches) | (dict(facts.exported_switches) if is_export else {})
     by_itself = facts.preset(run.model, Preset.ENGINE, run.cluster.accelerator if run.cluster else None).stated()
     asked = {k: v for k, v in switches_of(run).stated().items() if by_itself.get(k, v) != v}
-    asked |= run.stack.features.stated()
-    left = {k: v for k, v in asked.items() if v not in known.get(k, ())}
-    if run.train.compile == left.get("compiles"):
-        left.pop("compiles", None)
+    left = switches_without_setting(run, asked | run.stack.features.stated(), is_export=is_export)
     vendor = run.cluster.accelerator.vendor if run.cluster else ""
     of_program = notes_on_framework(run.engine, run.stack, vendor=vendor)
-    if not left:
-        return of_program
-    keys = ", ".join(f"stack.{key}: {str(value).lower()}" for key, value in left.items())
     own = [f"{key} by {name}" for key, name in OTHER_KEYS.items() if key in left and run.engine == NATIVE]
     hint = f" (it switches {', '.join(own)})" if own else ""
-    return (*of_program, f"estimates read these switches, and the engine does not set them: {keys}{hint}")
+    return (*of_program, *(f"{note}{hint}" for note in note_on_left_switches(left)))
 
 
 OTHER_KEYS = {"compiles": "train.compile", "attention": "kernels.routes.attention"}
 """Keys with which the native engine switches what an estimate reads under `stack`."""
-
-
-def refuse_differences(found: run_identity.Comparison, *, checkpoint: str) -> None:
-    """Raise one InputError with every difference that makes the checkpoint one of another run."""
-    if found.refused:
-        raise InputError(
-            f"the checkpoint ({checkpoint}) is of another run: {'; '.join(found.refused)}",
-            hint="--branch (branch=True in Python) starts a new run from its weights; to resume, restore them",
-        )
 
 
 def notes_of(found: run_identity.Comparison, *, step: int) -> tuple[str, ...]:

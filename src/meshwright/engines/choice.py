@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from meshwright.catalog.engines import ANY, engine_names
+from meshwright.catalog.stacks import notes_on_framework
 from meshwright.engines.base import Unsupported, check_export, find_engine, refuse
+from meshwright.engines.software_line import note_on_left_switches, switches_without_setting
 from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, goal_of, holding_software
 from meshwright.planner.estimate import num_measured
@@ -78,9 +80,11 @@ def notes_on_engine(run: Run) -> tuple[str, ...]:
     if run.is_engine_open and not_run(run):
         return (f"planned for engine: {ANY}, as {run.engine}, the default, does not run it: {text}",)
     notes = (f"`train` and `export` refuse this run with engine {run.engine}: {text}",) if refused else ()
-    if not run.is_engine_open or run.engine == NATIVE or run.cluster is None:
+    vendor = run.cluster.accelerator.vendor if run.cluster else ""
+    if not notes_on_framework(run.engine, run.stack, vendor=vendor):  # of another program, all switches are its own
+        notes += note_on_left_switches(switches_without_setting(run, run.stack.features.stated()))
+    if not run.is_engine_open or run.engine == NATIVE or not vendor:
         return notes
-    vendor = run.cluster.accelerator.vendor
     return (
         f"planned for engine: {run.engine}, as none is named: of those that run this, it has most measured runs on "
         f"accelerators of {vendor} ({num_measured(run.engine, vendor)}); --engine {NATIVE} plans for Meshwright's own",

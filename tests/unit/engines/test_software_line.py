@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import Imported, ImportingEngine, find_engine
 from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.software_line import with_stated_software
@@ -57,12 +58,48 @@ def test_an_import_has_the_software_of_the_file(engine, name, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("engine", "name", "key"),
+    [
+        ("megatron", "megatron_lm.args", "attention_tile: 512"),
+        ("megatron", "megatron_bridge.yaml", "expert_imbalance: 1.4, compiles: true"),
+        ("megatron", "megatron_lm.args", "parameter_format: fp32"),
+        ("maxtext", "maxtext.yml", "attention: fa2"),
+        ("maxtext", "maxtext.yml", "cuda_graphs: none, fuses_attention_backward: false, compiles: false"),
+        ("trl", "sft.yaml", "compiles: true"),
+        ("maxtext", "maxtext.yml", "offloaded_activations: 0.5"),
+        ("torchtitan", "meshwright_run.py", "parameter_format: fp32, overlaps_tensor: true"),
+        ("trl", "sft.yaml", "offloaded_activations: 0.5"),
+    ],
+)
+def test_an_import_has_switches_without_a_setting(engine, name, key, tmp_path):
+    run, files = exported(*(f"stack.{one.replace(': ', '=')}" for one in key.split(", ")), engine=engine)
+    for path, text in files.items():
+        (tmp_path / path).write_text(text)
+    importing = find_engine(engine)
+    assert isinstance(importing, ImportingEngine)
+    source = tmp_path / name
+    found = importing.import_run(f"{source}:train" if source.suffix == ".py" else str(source), cluster="h100-8x1")
+    again = from_mapping(json.loads(json.dumps(found.content)))
+    assert switches_of(again) == switches_of(run)
+
+
+def test_a_line_that_the_settings_contradict_is_refused(tmp_path):
+    _, files = exported(engine="megatron")
+    path = tmp_path / "megatron_lm.args"
+    path.write_text(f"# meshwright stack: {{gradient_format: bf16}}\n{files[path.name]}")
+    importing = find_engine("megatron")
+    assert isinstance(importing, ImportingEngine)
+    with pytest.raises(InputError, match=r"differ: got .gradient_format: bf16, and fp32 by the settings"):
+        importing.import_run(str(path), cluster="h100-8x1")
+
+
+@pytest.mark.parametrize(
     ("line", "message"),
     [
         ("# meshwright stack: primus-megatron", r"my\.args: the line about the software.*got.*allowed: # meshwright"),
         ("# meshwright stack: {framework: nemo", "cannot be read"),
         ("# meshwright stack:", "cannot be read"),
-        ("# meshwright stack: {dispatcher: deepep}", "cannot be read"),
+        ("# meshwright stack: {dispatchers: deepep}", r"my\.args: stack\.dispatchers: unknown key"),
         ("# meshwright stack: {vintage: 2025-09}", r"my\.args: stack\.vintage: must be a number: got"),
         ("# meshwright stack: {vintage: 1999.0}", r"stack\.vintage: is out of range: got 1999.0, allowed: >= 2,015"),
         ("# meshwright stack: {preset: recipes}", "allowed: engine, recipe\nhint: did you mean 'recipe'"),

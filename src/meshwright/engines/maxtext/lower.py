@@ -83,11 +83,14 @@ def lower(run: Run, *, folder: Path) -> Launch:
 
 def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
     """Return the YAML file."""
+    of_splash = ("attention_tile", "fuses_attention_backward")
+    lacks = () if switches_of(run).attention is AttentionKernel.SPLASH else of_splash
+    software = software_line(run, lacks=("cuda_graphs", *lacks))  # graphs are a flag of XLA
     return (
         f"# {run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for MaxText {VERSION}.\n"
         "# Written by Meshwright from the run file in the same folder. "
         "Absent keys have the values of MaxText's base.yml.\n"
-        f"{software_line(run)}{dump_yaml(configuration(run, plan, folder=folder))}"
+        f"{software}{dump_yaml(configuration(run, plan, folder=folder))}"
     )
 
 

@@ -82,7 +82,7 @@ def _settings(run: Run, plan: Plan) -> dict[str, Any]:
         "gradient_clip": optimizer.gradient_clip or 0.0,
         "bf16": True,
         "recompute": plan.recompute is Recompute.FULL and not is_sharded,
-        "compile": run.train.compile,
+        "compile": bool(switches_of(run).compiles),
         "label_smoothing": run.train.label_smoothing,
         "neftune_alpha": run.train.neftune_alpha or None,
         "seed": run.train.seed,
