@@ -81,13 +81,10 @@ def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
     """Parts of `plan` that MaxText does not support."""
     return [
         *refusals.by_planner_rules(replace(plan, layers_per_stage=None), run=run, engine="maxtext"),
-        *_named_layers(plan),
+        *refusals.applying(
+            (plan.layers_per_stage is not None, "parallel.layers_per_stage", "MaxText's stages are equal: leave it out")
+        ),
     ]
-
-
-def _named_layers(plan: Plan) -> Iterator[Unsupported]:
-    if plan.layers_per_stage is not None:
-        yield Unsupported(key="parallel.layers_per_stage", reason="MaxText's stages are equal: leave it out")
 
 
 def num_accumulated(run: Run, plan: Plan) -> int:

@@ -170,6 +170,7 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
     delayed_scales = fp8.delayed_states(modules, device=coordinates.device)
     num_parameters = int(count_parameters(model_row(run.model)).total)
     is_frozen = run.lora is not None
+    has_history = run.precision.name in RECIPES and RECIPES[run.precision.name].history > 0
     return Assembly(
         modules=modules,
         masters=masters,
@@ -182,12 +183,8 @@ def assemble(run: Run, *, coordinates: MeshCoordinates, weights: Path | None = N
         dropout_seed=_dropout_seed(run, coordinates),
         sequence_group=coordinates.sequence_group() if run.train.balance_loss else None,
         delayed_scales=delayed_scales,
-        stage_group=coordinates.stage_group() if _is_delayed(run) else None,
+        stage_group=coordinates.stage_group() if has_history else None,
     )
-
-
-def _is_delayed(run: Run) -> bool:
-    return run.precision.name in RECIPES and RECIPES[run.precision.name].history > 0
 
 
 def _stepper(

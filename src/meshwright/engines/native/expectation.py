@@ -174,11 +174,6 @@ def _of_this_machine(run: Run, *, plan: Plan, device: torch.device, measuring: M
     return Expectation(yardstick=held, predicted=predicted, notes=(*notes, *cautions), cautions=tuple(cautions))
 
 
-def _num_own_threads() -> int:
-    """Threads that the step keeps busy, of all processes."""
-    return torch.get_num_threads() * (dist.get_world_size() if dist.is_initialized() else 1)
-
-
 def _as_range(predicted: dict[str, Any]) -> dict[str, Any]:
     """A prediction from published runs of accelerators for a CPU: a range without a value that is better than others.
 
@@ -198,7 +193,8 @@ def _under_load(
     What was measured was measured under the load. Published runs know none: their range reaches the step that is left
     the share of the processors found.
     """
-    slower = load.slowdown(num_threads=_num_own_threads())
+    num_threads = torch.get_num_threads() * (dist.get_world_size() if dist.is_initialized() else 1)
+    slower = load.slowdown(num_threads=num_threads)  # of all processes
     if found.times is None:
         caution = f"{load.text}: the range reaches a step that takes {slower:.1f} times as long"
         return _widened(predicted, up=slower), [caution]

@@ -16,11 +16,6 @@ from maxtext.common.train_state_nnx import TrainStateNNX
 from maxtext.utils import lora_utils, model_creation_utils, train_utils
 
 
-def trained_type(config: Any) -> type[nnx.Variable]:
-    """Return the type of the variables with gradients."""
-    return nnx.LoRAParam if config.lora.enable_lora else nnx.Param
-
-
 def state_of(config: Any, mesh: Any) -> tuple[Callable[[], TrainStateNNX], Callable[[int], Any]]:
     """Return a function that creates the initial state, and the learning-rate schedule."""
     create, model = model_creation_utils.create_nnx_abstract_model(config, mesh, None)
@@ -32,7 +27,8 @@ def state_of(config: Any, mesh: Any) -> tuple[Callable[[], TrainStateNNX], Calla
             model = lora_utils.apply_lora_to_model(model, None, config)
             nnx.pop(model, nnx.Intermediate)
             nnx.update(model, cast(nnx.state(model, nnx.LoRAParam), jnp.float32))
-        return TrainStateNNX(model, nnx.Optimizer(model, optimizer, wrt=trained_type(config)))
+        trained = nnx.LoRAParam if config.lora.enable_lora else nnx.Param
+        return TrainStateNNX(model, nnx.Optimizer(model, optimizer, wrt=trained))
 
     return state, schedule
 

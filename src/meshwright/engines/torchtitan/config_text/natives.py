@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from meshwright.engines.torchtitan.config_text.values import Outside, ProgramObject
+from meshwright.engines.torchtitan.config_text.values import Outside
 
 OPERATORS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
@@ -76,11 +76,6 @@ PATHS: dict[str, Any] = {"pathlib.Path": Path} | {
 """Operations on names of files, which look at no file."""
 
 BUILTINS = frozenset(one for one in (*FUNCTIONS.values(), *MATH.values(), *PATHS.values()) if callable(one))
-
-
-def is_builtin(function: Any) -> bool:
-    """Return True for one of `BUILTINS`; instances of the program may have no hash."""
-    return not isinstance(function, ProgramObject) and function in BUILTINS
 
 
 DEVICES: dict[str, Any] = {

@@ -337,20 +337,15 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
 
 def precision(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> str:
     """Return the precision recipe: of the model's matrices if they have one, else of mixed precision."""
-    note_parameters(settings.take("training.dtype"), notes)
-    if model.recipe is not None:
-        return model.recipe
-    in_fp32 = settings.take("training.mixed_precision_param") == "float32"
-    return "fp32" if in_fp32 and settings.values["training.dtype"] == "float32" else "bf16"
-
-
-def note_parameters(dtype: str, notes: list[str]) -> None:
-    """Add a note if parameters, and with them optimizer states, are not in fp32."""
-    if dtype != "float32":
+    if (dtype := settings.take("training.dtype")) != "float32":
         notes.append(
             f"training.dtype = {dtype!r} is not carried over: parameters are trained in fp32. optimizer.states: bf16 "
             "halves the optimizer states"
         )
+    if model.recipe is not None:
+        return model.recipe
+    in_fp32 = settings.take("training.mixed_precision_param") == "float32"
+    return "fp32" if in_fp32 and dtype == "float32" else "bf16"
 
 
 def stack_section(
