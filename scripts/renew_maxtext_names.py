@@ -1,4 +1,4 @@
-"""Renew the keys of MaxText's configurations: src/meshwright/engines/maxtext/config/keys.json.
+"""Renew the keys of MaxText's configurations and models: keys.json and models.json of engines/maxtext/config.
 
     ~/.cache/meshwright/maxtext-0.2.5/bin/python scripts/renew_maxtext_names.py
 
@@ -15,18 +15,36 @@ from pathlib import Path
 import maxtext.configs.types as types
 import yaml
 
-OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/maxtext/config/keys.json"
+OUT = Path(__file__).resolve().parent.parent / "src/meshwright/engines/maxtext/config"
 
 
 def main() -> None:
-    """Write the file."""
+    """Write the files. Keys that other versions had are kept."""
+    folder = Path(types.__file__).with_name("models")
+    models = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.yml"))}
+    _write(
+        "models",
+        models,
+        source="https://pypi.org/project/maxtext, maxtext/configs/models: what its files say of its own models",
+    )
     base = yaml.safe_load(Path(types.__file__).with_name("base.yml").read_text(encoding="utf-8"))
     base = {key: None if str(value).startswith("/") else value for key, value in base.items()}
     names = sorted({*types.MaxTextConfig.model_fields, *base})
-    lines = ",\n".join(f"  {json.dumps(name)}: {json.dumps(base.get(name))}" for name in names)
     source = "https://pypi.org/project/maxtext, maxtext/configs: fields of MaxTextConfig, defaults of base.yml"
-    head = f' "source": {json.dumps(source)},\n "version": {json.dumps(version("maxtext"))},\n'
-    OUT.write_text(f'{{\n{head} "keys": {{\n{lines}\n }}\n}}\n', encoding="utf-8")
+    _write("keys", {name: base.get(name) for name in names}, source=source)
+
+
+def _write(name: str, values: dict[str, object], *, source: str) -> None:
+    path = OUT / f"{name}.json"
+    before = json.loads(path.read_text(encoding="utf-8"))
+    head = {"source": source, "version": version("maxtext")}
+    head |= {key: value for key, value in before.items() if key not in (*head, name)}
+    parts = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items() if not isinstance(value, dict)]
+    tables = {key: value for key, value in head.items() if isinstance(value, dict)} | {name: values}
+    for key, table in tables.items():
+        lines = ",\n".join(f"  {json.dumps(one)}: {json.dumps(value)}" for one, value in table.items())
+        parts.append(f" {json.dumps(key)}: {{\n{lines}\n }}")
+    path.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

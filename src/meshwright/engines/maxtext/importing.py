@@ -5,7 +5,7 @@
     "llama3.1_405b.yml ici_fsdp_parallelism=8 steps=10"  with settings
 
 Every key is carried over, ignored because it does not concern training, or named in a note. Absent keys have the
-defaults of MaxText's base.yml, not Meshwright's. A `model_name` is looked up in MaxText's environment.
+defaults of MaxText's base.yml, not Meshwright's. A `model_name` is one of MaxText's own.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.base import Imported, StatedCluster
-from meshwright.engines.maxtext import VERSION, environment
-from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section
+from meshwright.engines.maxtext import VERSION
+from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section, own_models
 from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS, has_megablox
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.engines.software_line import with_stated_software
-from meshwright.errors import InputError, MissingDependencyError
+from meshwright.errors import InputError
 from meshwright.json_values import parse_yaml, read_yaml
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Accelerator, Cluster
@@ -51,8 +51,7 @@ COUNTED_FROM_ONE = "meshwright_weights.convert"  # of exported configurations, w
 def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
     """Return the run on `cluster` that a configuration of MaxText describes, without the keys of `ignore`.
 
-    Raises InputError when it cannot be read or no run file can express it, MissingDependencyError when a `model_name`
-    must be looked up and MaxText's environment does not exist.
+    Raises InputError when it cannot be read or no run file can express it.
     """
     from meshwright.runfile import named_cluster
 
@@ -128,16 +127,9 @@ def _own_model(name: str, *, folder: Path) -> dict[str, Any]:
         return {}
     if (own := folder / "models" / f"{name}.yml").is_file():
         return _read(own)[0]
-    python = environment.find()
-    if python is None:
-        raise MissingDependencyError(
-            f"model_name: {name} is looked up in MaxText {VERSION}, whose environment does not exist",
-            hint=environment.COMMAND,
-        )
-    found = list(python.parent.parent.glob(f"lib/python*/site-packages/maxtext/configs/models/{name}.yml"))
-    if not found:
+    if name not in own_models():
         raise InputError(f"MaxText {VERSION} has no model of this name", got=name)
-    return _read(found[0])[0]
+    return own_models()[name]
 
 
 def _data(settings: MaxTextKeys) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -17,15 +18,19 @@ from meshwright import runfile
 from meshwright.catalog import lookup as catalog
 from meshwright.engines.local import write_files
 from meshwright.engines.maxtext import contract, environment
-from meshwright.engines.maxtext.config.keys import known_keys
+from meshwright.engines.maxtext.config.keys import known_keys, own_models
 from meshwright.engines.maxtext.facts import FACTS
 from meshwright.engines.maxtext.lower import configuration
-from meshwright.errors import InputError, MissingDependencyError, RunFileError
+from meshwright.errors import InputError, RunFileError
 from meshwright.specs.features import AttentionKernel, Features, WireFormat
 from meshwright.specs.model import RopeScaling
 from meshwright.specs.run import Run
 
-PUBLISHED = YAML(typ="safe").load((Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8"))
+NAMES = """
+    llama2-70b llama3-8b llama3-70b llama3.1-8b llama3.1-70b llama3.1-405b mixtral-8x7b mixtral-8x22b qwen3-0.6b
+    qwen3-8b qwen3-32b qwen3-30b-a3b qwen3-235b-a22b deepseek2-16b deepseek3-671b kimi-k2-1t gpt-oss-20b
+"""
+PUBLISHED = {name: own_models()[name] for name in NAMES.split()}
 
 
 def imported(source: str, cluster: str = "h100-8x1") -> tuple[Run, tuple[str, ...]]:
@@ -64,12 +69,34 @@ def test_its_own_models_are_those_of_the_catalogue(name, tmp_path):
     assert contract.check(run) == ()
 
 
+@pytest.mark.parametrize("block", ["llama2", "mixtral"])
+def test_shared_experts_concern_blocks_that_have_them(block, tmp_path):
+    """Older files have 1 of them for every block; layers/moe.py builds them for DeepSeek and Llama 4."""
+    mixture = {"decoder_block": block, "num_experts": 8 if block == "mixtral" else 1, "megablox": False, "steps": 10}
+    run, notes = imported(written(tmp_path, mixture | {"shared_experts": 1}))
+    assert (run.model, notes) == (imported(written(tmp_path, mixture))[0].model, ())
+
+
+def test_its_own_models_are_read_by_name_or_the_part_is_named(tmp_path):
+    """Its environment is not asked; `model_name` decides as a file of the name does."""
+    read, reasons = {}, []
+    for name in own_models():
+        source = written(tmp_path, {"model_name": name, "steps": 10})
+        try:
+            read[name] = imported(source)[0].model.num_layers
+        except InputError as error:
+            reasons.append(str(error))
+    assert read.keys() > PUBLISHED.keys()
+    assert all(read[name] == values["base_num_decoder_layers"] for name, values in PUBLISHED.items())
+    assert all(re.search("not supported|is supported only", reason) for reason in reasons), reasons
+
+
 def test_the_models_are_those_that_it_publishes():
     python = environment.find()
     if python is None:
         pytest.skip(f"the environment of MaxText was not made: {environment.COMMAND}")
     (folder,) = python.parent.parent.glob("lib/python*/site-packages/maxtext/configs/models")
-    for name, values in PUBLISHED.items():
+    for name, values in own_models().items():
         assert YAML(typ="safe").load((folder / f"{name}.yml").read_text()) == values
     for path in folder.parent.glob("gpu/models/llama*.yml"):  # these name a model
         run, _ = imported(str(path), cluster="h100-8x8")
@@ -224,10 +251,9 @@ def test_what_no_run_file_can_say_is_refused(values, words, tmp_path):
         imported(written(tmp_path, values))
 
 
-def test_a_model_by_its_name_needs_maxtext(tmp_path, monkeypatch):
-    monkeypatch.setenv(environment.VARIABLE, str(tmp_path / "none"))
-    with pytest.raises(MissingDependencyError, match="is looked up in MaxText"):
-        imported(written(tmp_path, {"model_name": "llama3-8b"}))
+def test_a_model_by_a_name_that_maxtext_lacks(tmp_path):
+    with pytest.raises(InputError, match=r"has no model of this name: got 'llama9-1b'"):
+        imported(written(tmp_path, {"model_name": "llama9-1b"}))
 
 
 def test_files_that_are_none(tmp_path):

@@ -9,13 +9,13 @@ import pytest
 from ruamel.yaml import YAML
 
 from meshwright.engines.maxtext import contract
-from meshwright.engines.maxtext.config.keys import KEYS, known_keys
+from meshwright.engines.maxtext.config.keys import KEYS, known_keys, own_models
 from meshwright.errors import InputError
 
 BEGINNING = "the estimate does not include: "
 MIXTURE = {"decoder_block": "mixtral", "num_experts": 8, "num_experts_per_tok": 2, "megablox": False}
 ON_TPUS = {key: value for key, value in MIXTURE.items() if key != "megablox"}
-PUBLISHED = YAML(typ="safe").load((Path(__file__).parent / "published_models.yaml").read_text(encoding="utf-8"))
+PUBLISHED = own_models()
 
 
 def notes(values: dict[str, Any], folder: Path, name: str = "config", cluster: str = "h100-8x2") -> list[str]:

@@ -57,6 +57,12 @@ def known_keys() -> dict[str, Any]:
     return read["other_versions"] | read["keys"]
 
 
+@cache
+def own_models() -> dict[str, dict[str, Any]]:
+    """Return the keys of MaxText's own models, by their `model_name`."""
+    return json.loads(Path(__file__).with_name("models.json").read_text(encoding="utf-8"))["models"]
+
+
 class MaxTextKeys:
     """Keys of a configuration; unread ones become notes. Raises InputError for a key that MaxText does not have."""
 
@@ -196,6 +202,8 @@ def model_section(settings: MaxTextKeys, *, name: str) -> dict[str, Any] | str:
         _add_sinks(model, settings)
     if num_experts == 1 or model["experts"].get("num_dense_layers"):
         model["ffn_hidden"] = width
+    if block not in (LATENT, *PLANNED):
+        settings.values.pop("shared_experts", None)  # other blocks have none, whatever the key says
     if block in PLANNED:
         model["ffn_hidden"] = width
         complete(block, model, settings)
