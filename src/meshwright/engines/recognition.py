@@ -25,6 +25,8 @@ SHELL = re.compile(r"\A#!.*\b(ba|da|z|k)?sh\b")
 MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$)", re.IGNORECASE | re.MULTILINE)
 MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
 MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
+OTHER_OPTION = re.compile(r"--(job\.config[_-]file|(pretrained_)?model_name_or_path|per_device_train_batch_size)\b")
+"""Options of torchtitan and of trainers on transformers, whose programs have such names too."""
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 NEMO_MODEL = re.compile(r"^  (num_layers|hidden_size):", re.MULTILINE)
 MODULE = re.compile(r"^def ((?!_)\w+)\(\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
@@ -114,9 +116,9 @@ def _of_script(path: Path, text: str) -> Recognised | None:
     """A shell script that calls a training program, or a file of its arguments."""
     if is_maxtext_script(path, text):
         return Recognised(project="MaxText", engine="maxtext")
-    if (_is_script(path, text) and MEGATRON_CALL.search(_joined(text))) or (
-        path.suffix == ".args" and MEGATRON_OPTION.search(text)
-    ):
+    has_options, joined = MEGATRON_OPTION.search(COMMENT.sub("", text)), _joined(text)
+    calls = MEGATRON_CALL.search(joined) and (has_options or not OTHER_OPTION.search(joined))
+    if (_is_script(path, text) and calls) or (path.suffix == ".args" and has_options):
         return Recognised(project="Megatron-LM", engine="megatron")
     return None
 

@@ -45,6 +45,8 @@ FILES = {
     ),
 }
 OTHERS = {
+    "titan.sh": "torchrun --nproc_per_node=8 train.py --job.config_file ./llama3.toml --training.steps 10\n",
+    "trainer.sh": "deepspeed train_sft.py \\\n  --model_name_or_path m \\\n  --per_device_train_batch_size 2\n",
     "pyproject.toml": '[project]\nname = "x"\n',
     "README.md": "```\npython3 -m MaxText.train base.yml steps=10\n```\n",
     "compose.yml": "services:\n  web:\n    image: x\n",
