@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines import refusals
-from meshwright.engines.base import DEPRECATED, is_setting, not_estimated
+from meshwright.engines.base import ASSUMED, DEPRECATED, is_setting, not_estimated
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.engines.trainers.tables import TrainerTable, matching, table, table_of
 from meshwright.errors import InputError
@@ -171,7 +171,7 @@ def _sort(
         setting = kind.keys.get(key)
         if setting == "deepspeed":
             if not kind.is_off(key, value):
-                named.append(_deepspeed(value, file=file, key=key))
+                named.append(_deepspeed(value, file=file, key=key, settings=settings))
         elif setting is not None:
             settings.give(setting, Given(value=value, key=key, file=file), of=kind)
         elif not kind.knows(key):
@@ -194,12 +194,16 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _deepspeed(value: Any, *, file: Path, key: str) -> tuple[TrainerTable, Path, dict[str, Any]]:
-    """Return the file that a configuration names, which lies in its folder or, as projects name it, in one above."""
+def _deepspeed(value: Any, *, file: Path, key: str, settings: Settings) -> tuple[TrainerTable, Path, dict[str, Any]]:
+    """Return the file that a configuration names: in its folder, as projects name it in one above, or the trainer's."""
     if not isinstance(value, str):
         raise InputError(f"{key}: must be the path of a file, or its content", got=_short(value))
     places = [folder / value for folder in file.absolute().parents]
     path = next((place for place in places if is_there(str(place)) and place.is_file()), None)
+    shipped = next((one for name, one in settings.table.shipped.items() if f"/{value}".endswith(f"/{name}")), None)
+    if path is None and shipped is not None:
+        settings.notes.append(f"{ASSUMED} {key}: {value} is the file of {settings.table.title}'s own repository")
+        return table("deepspeed"), Path(value), dict(shipped)
     if path is None:
         hint = 'name a file that is there: "CONFIG deepspeed=PATH", or give it behind the configuration'
         raise InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)

@@ -11,6 +11,7 @@
     off            key -> values that are as if it were not set, besides null, false, 0 and empty ones
     longest        model -> tokens of its longest sequence, where the trainer shortens no sample by default
     deprecated     key -> the one that is in its place in the newest release
+    shipped        file of DeepSpeed that the trainer's repository has -> what of it concerns a run
     marks          sets of keys by one of which a configuration is recognised
     extends        table whose keys it has too; `values_of`: whose values alone
     shares_work    true: it says how devices share the work, and names no model
@@ -54,6 +55,7 @@ class TrainerTable:
     off: Mapping[str, list[Any]]
     longest: Mapping[str, int]
     deprecated: Mapping[str, str]
+    shipped: Mapping[str, Mapping[str, Any]]
     shares_work: bool
 
     def knows(self, key: str) -> bool:
@@ -109,7 +111,7 @@ def table(name: str) -> TrainerTable:
         off=(below.off if below else {}) | read.get("not_estimated", {}).get("off", {}) | read.get("off", {}),
         **{
             name: (getattr(below, name) if below else {}) | read.get(name, {})
-            for name in ("defaults", "own_defaults", "longest", "deprecated")
+            for name in ("defaults", "own_defaults", "longest", "deprecated", "shipped")
         },
         shares_work=read.get("shares_work", False),
     )

@@ -66,6 +66,16 @@ def test_keys_that_json_has_twice_are_noted(read, tmp_path):
     assert any(note == "ds.json has keys twice, of which the last counts: stage" for note in read.notes)
 
 
+def test_files_of_deepspeed_that_a_trainer_ships_need_not_lie_there(read):
+    axolotl = {"base_model": "NousResearch/Meta-Llama-3-8B", "sequence_len": 512, "micro_batch_size": 1,
+               "learning_rate": 1e-4, "max_steps": 10}  # fmt: skip
+    run = read(axolotl | {"deepspeed": "axolotl/deepspeed_configs/zero3_bf16_cpuoffload_all.json"})
+    assert (run.plan.sharding.name, run.plan.offload.value) == ("PARAMETERS", "optimizer")
+    assert any("is the file of axolotl's own repository" in note for note in read.notes)
+    with pytest.raises(InputError, match="names a file that is not here"):
+        read(axolotl | {"deepspeed": "my_deepspeed_configs/zero3_bf16.json"})
+
+
 def test_a_warm_up_that_does_not_begin_at_0_is_noted(read):
     more = {"lr_scheduler_type": "cosine_warmup_with_min_lr", "lr_scheduler_kwargs": {"min_lr_rate": 0.1}}
     read(ARGUMENTS | more | {"warmup_steps": 5})
