@@ -57,6 +57,7 @@ class MemoryConstants(Table):
     fragmentation_ratio: Array  # reserved / allocated - 1, of temporary tensors
     wire_gradient_bytes: Array  # of a gradient that waits for its reduction; 0: as the precision recipe says
     wire_parameter_bytes: Array  # of a gathered parameter; 0: as the precision recipe says
+    reduces_once: Array  # shards of gradients come with the last micro-batch of a step, whole ones are kept before
     offloaded_activations: Array  # share of the saved activations that is kept in host memory
     keeps_masters: Array  # that FSDP shards stay on the device when optimizer states are offloaded
     busiest_expert_ratio: Array  # tokens of the busiest expert rank over the mean, or the capacity of all
@@ -120,6 +121,7 @@ def _switched(features: Features, *, accumulates_as_reduced: bool) -> dict[str, 
     return {
         "wire_gradient_bytes": gradient,
         "wire_parameter_bytes": parameter,
+        "reduces_once": float(bool(features.reduces_once)),
         "offloaded_activations": features.offloaded_activations or 0.0,
         "busiest_expert_ratio": features.busiest_expert_ratio,
         **accumulated,

@@ -123,6 +123,7 @@ _PLAIN = Features(
     compiles=False,
     overlaps_tensor=False,
     fuses_experts=False,
+    reduces_once=False,
     offloaded_activations=0.0,
     expert_imbalance=FORCED_BALANCE,
 )

@@ -123,6 +123,7 @@ class Features:
     fuses_experts: bool | None = None  # grouped GEMMs quantise, activate and permute by themselves
     gradient_format: WireFormat | None = None  # in which data-parallel ranks reduce
     parameter_format: WireFormat | None = None  # in which they gather
+    reduces_once: bool | None = None  # under FSDP, after a step's last micro-batch: gradients are whole until then
     offloaded_activations: Ratio | None = None  # share of the saved activations that is kept in host memory
     expert_imbalance: _Excess | None = None  # tokens of the busiest expert rank over the mean
 

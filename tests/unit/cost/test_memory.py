@@ -434,6 +434,17 @@ class TestSwitches:
         )
         assert wide.gradients_bytes / narrow.gradients_bytes == pytest.approx(4 / 2)
 
+    @pytest.mark.parametrize("sharding", [Sharding.GRADIENTS, Sharding.PARAMETERS])
+    def test_gradients_that_are_reduced_once_are_whole_between_micro_batches(self, sharding) -> None:
+        """In the format of gathered parameters, to which autograd adds them; one micro-batch needs no sum."""
+        plan = Plan(sharding=sharding, data_shard=4)
+        once, each = (self.switched("transformers", reduces_once=value) for value in (True, False))
+        several, one = (memory(plan, num_micro=number, constants=once) for number in (8, 1))
+        assert one.gradients_bytes == memory(plan, num_micro=1, constants=each).gradients_bytes
+        unsharded = memory(Plan(sharding=Sharding.NONE, data_replicate=4), num_micro=8, constants=each)
+        assert several.gradients_bytes == pytest.approx(unsharded.gradients_bytes)
+        assert several.weights_bytes == one.weights_bytes
+
 
 class TestConstants:
     def test_a_stack_section_overrides_its_lineage(self) -> None:

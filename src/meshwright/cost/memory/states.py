@@ -15,7 +15,8 @@ as one unit that stays for the step. XLA gathers the operands of each GEMM: a ma
 matrices in 8 or 4 bits are gathered as they are held. A pipeline frees nothing between micro-batches (to gather again
 for each would cost more than it saves; torchtitan's `reshard_after_forward: default`), so all weights are gathered, and
 gradients are reduced once, after the last micro-batch. A layer's whole gradients go as its shard comes
-(`foreach_reduce` of PyTorch's FSDP2): there is never more than the larger of both.
+(`foreach_reduce` of PyTorch's FSDP2): there is never more than the larger of both. The same holds under `reduces_once`
+without a pipeline; the gradients then have the format of gathered parameters, to which autograd adds them.
 """
 
 from __future__ import annotations
@@ -88,6 +89,7 @@ class StateRates:
     gathered: Array  # per parameter of a layer gathered at once
     gathered_unit: Array  # the same of embedding and head
     unreduced: Array  # per gradient waiting for its reduction
+    whole: Array  # per gradient that is added up over micro-batches before its reduction; 0: shards are
     matrix: Array  # parameters of a rank's largest matrix, where matrices are gathered by themselves; inf: layers are
     head: Array  # of its part of the output head, likewise
     keeps_gathered: Array  # True: all of a rank's parameters are gathered at once
@@ -176,10 +178,17 @@ def state_rates(
         gathered=shared * np.where(in_codes, model.quantised_bytes, sent),
         gathered_unit=shared * sent,
         unreduced=shared * _stated(constants.wire_gradient_bytes, precision.reduce_bytes) * trained,
+        whole=_adds_up_whole(batch, plan, constants) * (width > 1) * sent * trained,
         matrix=np.where(constants.gathers_matrices > 0, _largest_matrix(model, plan), np.inf),
         head=np.where(constants.gathers_matrices > 0, model.vocab * model.hidden / plan.tensor, np.inf),
         keeps_gathered=plan.pipeline > 1,
     )
+
+
+def _adds_up_whole(batch: BatchTable, plan: PlanTable, constants: MemoryConstants) -> Mask:
+    """True where ranks that shard gradients reduce them once, after several micro-batches."""
+    several = np.asarray(batch.global_batch) > plan.micro_batch * plan.data
+    return (np.asarray(constants.reduces_once) > 0) & (plan.sharding >= Sharding.GRADIENTS) & several
 
 
 def _largest_matrix(model: ModelTable, plan: PlanTable) -> Array:
@@ -241,13 +250,17 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
         return sum(count * getattr(rate, name) for count, rate in parts)
 
     gradients = total("gradients")
-    last = np.maximum(gradients, (dense + expert) * rates.unreduced)
+    last = np.maximum(gradients, (dense + expert) * np.where(rates.whole > 0, rates.whole, rates.unreduced))
     return StateBytes(
         weights=total("weights")
         + at_once * rates.gathered
         + (unit + adapters_at_once) * rates.gathered_unit
         + (held.split - held.unit + expert) * rates.cached
         - (held.split - held.unit) * rates.quantised,
-        gradients=np.where(rates.keeps_gathered, last, gradients + np.minimum(layer, rates.matrix) * rates.unreduced),
+        gradients=np.where(
+            rates.keeps_gathered | (rates.whole > 0),
+            last,
+            gradients + np.minimum(layer, rates.matrix) * rates.unreduced,
+        ),
         optimizer=total("optimizer") + held.unit * rates.unit_extra,
     )

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.catalog.entries import CatalogKind, entry
-from meshwright.catalog.models import MIRRORS, model_like, model_of_repository
+from meshwright.catalog.models import MIRRORS, model_like, model_of_repository, stored_as
 from meshwright.engines import refusals
 from meshwright.engines.base import ASSUMED, Imported, StatedCluster, not_estimated
 from meshwright.engines.software_line import with_stated_software
@@ -69,7 +69,7 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
     parallel = _parallel(settings, target)
     precision, wide = _precision(settings, is_full=not task)
     batch = _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"])
-    _note_whole_gradients(settings, parallel, batch, is_full=not task)
+    once = _reduces_once(settings, parallel, batch, is_full=not task)
     content: dict[str, Any] = {
         **model,
         "data": {"sequence_length": (settings.count("sequence_length") or 0) * (2 if pairs else 1)},
@@ -79,7 +79,7 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
         "cluster": cluster,
         "parallel": parallel,
         "engine": "native",
-        "stack": _stack(settings, target, precision=precision, wide=wide),
+        "stack": _stack(settings, target, precision=precision, wide=wide) | once,
         "train": _train(settings) | pairs,
         **task,
     }
@@ -207,10 +207,13 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
     except MeshwrightError as error:
         hint = f'"{settings.file.name} model=NAME" has the shapes of a model of the catalogue, or of a config.json'
         raise settings.error("model", f"{name} is no model that is known: {error}", got=None, hint=hint) from None
-    is_quantised = settings.truth("in_4_bits") or settings.truth("in_8_bits")
+    is_quantised = settings.truth("in_4_bits") or settings.truth("in_8_bits") or settings.get("quantised_bits")
     key = settings.table.key_of("quantised_experts")
     if key and found.experts is not None and is_quantised and not settings.truth("quantised_experts"):
         settings.notes += not_estimated([f"experts in 16 bits, as {key} is not set: base_format is of all matrices"])
+    stored = " ".join(mark for mark in stored_as(known) if mark not in ("bf16", "f16", "fp16"))
+    if stored and not is_quantised:
+        settings.notes += not_estimated([f"weights of {known} as they are stored, {stored}: they count as bf16"])
     weights = settings.get("weights") or (None if component or settings.truth("from_scratch") else given)
     is_place = isinstance(weights, str) and ("/" in weights)
     return {"model": named or known} | ({"weights": weights} if is_place else {})
@@ -337,10 +340,10 @@ def _batch(settings: Settings, *, ranks: int) -> dict[str, Any]:
     return {"global_sequences": found, "micro": micro}
 
 
-def _note_whole_gradients(
+def _reduces_once(
     settings: Settings, parallel: Mapping[str, Any], batch: Mapping[str, Any], *, is_full: bool
-) -> None:
-    """Note that FSDP under accelerate reduces after the last micro-batch of a step, and keeps whole gradients before.
+) -> dict[str, bool]:
+    """Return the switch of FSDP under accelerate, which reduces after the last of several micro-batches of a step.
 
     transformers 5.24.0, trainer.py: micro-batches before the last run under `no_sync` unless `sync_each_batch` is set.
     """
@@ -348,9 +351,11 @@ def _note_whole_gradients(
     is_sharded = parallel["sharding"] in ("gradients", "parameters") and parallel["data_shard"] > 1
     is_reduced = settings.truth("reduces_each_pass") or "zero_stage" in settings.given or not is_full
     is_single = batch["global_sequences"] == batch["micro"] * ranks
-    if settings.table.framework == "transformers" and is_sharded and not (is_reduced or is_single):
-        key = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
-        settings.notes += not_estimated([f"whole gradients between micro-batches, as {key} is not set"])
+    if settings.table.framework != "transformers" or not is_sharded or is_reduced or is_single:
+        return {}
+    key = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
+    settings.notes.append(f"gradients are whole until the last micro-batch of a step, as {key} is not set")
+    return {"reduces_once": True}
 
 
 def _optimizer(settings: Settings) -> dict[str, Any]:

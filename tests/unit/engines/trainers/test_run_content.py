@@ -495,15 +495,24 @@ def test_a_base_that_trl_loads_in_32_bits_takes_twice_the_memory(read):
     assert read(LLAMA_FACTORY | {"quantization_bit": None}).stack.framework == "transformers-fp32"
 
 
-def test_whole_gradients_of_accumulation_under_fsdp_are_noted(read):
+def test_gradients_are_whole_between_micro_batches_under_fsdp(read):
     full = AXOLOTL | {"accelerator_config": {}}
     each = AXOLOTL | {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
     lora = AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
     for content, is_noted in (
         (full, True), (each, False), (full | {"gradient_accumulation_steps": 1}, False), (lora, False),
     ):  # fmt: skip
+        run = read(content)
+        assert bool(run.stack.features.reduces_once) == is_noted
+        assert any("gradients are whole until the last micro-batch" in note for note in read.notes) == is_noted
+
+
+def test_names_of_weights_in_other_formats_are_noted(read):
+    """Their base is smaller than the one that is read, unless the file says so itself."""
+    of_4_bits = LLAMA_FACTORY | {"model_name_or_path": "TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ"}
+    for content, is_noted in ((of_4_bits, False), (of_4_bits | {"quantization_bit": None}, True)):
         read(content)
-        assert any("whole gradients between micro-batches" in note for note in read.notes) == is_noted
+        assert any("as they are stored, gptq: they count as bf16" in note for note in read.notes) == is_noted
 
 
 def test_each_project_is_recognised_by_its_keys(read, tmp_path):
