@@ -25,7 +25,9 @@ SHELL = re.compile(r"\A#!.*\b(ba|da|z|k)?sh\b")
 MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$)", re.IGNORECASE | re.MULTILINE)
 MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
 MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
-OTHER_OPTION = re.compile(r"--(job\.config[_-]file|(pretrained_)?model_name_or_path|per_device_train_batch_size)\b")
+OTHER_OPTION = re.compile(
+    r"--(job\.config[_-]file|(pretrained_)?model_name_or_path|train_file|per_device_train_batch_size)\b"
+)
 """Options of torchtitan and of trainers on transformers, whose programs have such names too."""
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 NEMO_MODEL = re.compile(r"^  (num_layers|hidden_size):", re.MULTILINE)
@@ -109,6 +111,8 @@ def _joined(text: str) -> str:
 
 
 def _is_script(path: Path, text: str) -> bool:
+    if path.name in ("Dockerfile", "Makefile"):
+        return False
     return SHELL.match(text) is not None or path.suffix in ("", ".sh", ".bash", ".slurm", ".sbatch", ".sub")
 
 

@@ -45,6 +45,7 @@ FILES = {
     ),
 }
 OTHERS = {
+    "Dockerfile": "FROM x\nRUN python pretrain_gpt.py --num-layers 2\n",
     "titan.sh": "torchrun --nproc_per_node=8 train.py --job.config_file ./llama3.toml --training.steps 10\n",
     "trainer.sh": "deepspeed train_sft.py \\\n  --model_name_or_path m \\\n  --per_device_train_batch_size 2\n",
     "pyproject.toml": '[project]\nname = "x"\n',

@@ -515,6 +515,30 @@ def test_names_of_weights_in_other_formats_are_noted(read):
         assert any("as they are stored, gptq: they count as bf16" in note for note in read.notes) == is_noted
 
 
+def test_open_instruct(read):
+    content = {
+        "model_name_or_path": "meta-llama/Meta-Llama-3-8B", "tokenizer_name": "meta-llama/Meta-Llama-3-8B",
+        "use_slow_tokenizer": True, "max_seq_length": 4096, "per_device_train_batch_size": 1, "learning_rate": 5e-6,
+        "gradient_accumulation_steps": 4, "lr_scheduler_type": "linear", "warmup_ratio": 0.03, "weight_decay": 0.0,
+        "num_train_epochs": 2, "with_tracking": True, "checkpointing_steps": "epoch", "output_dir": "out",
+    }  # fmt: skip
+    run = read(content, DEEPSPEED | {"zero_optimization": {"stage": 3}})
+    assert (run.model.name, run.sequence_length, run.global_batch, run.plan.micro_batch) == ("llama3-8b", 4096, 32, 1)
+    assert (run.plan.sharding.name, str(run.plan.recompute)) == ("PARAMETERS", "none")
+    assert (run.precision.name, run.lora, run.optimizer.gradient_clip) == ("bf16", None, None)
+    assert (run.optimizer.schedule, run.optimizer.warmup_ratio, run.optimizer.learning_rate) == ("linear", 0.03, 5e-6)
+    lora = read(content | {"use_lora": True, "use_qlora": True}).lora
+    assert (lora.rank, lora.alpha, lora.dropout, lora.base_format, len(lora.targets)) == (
+        64,
+        16.0,
+        0.1,
+        "nf4_double",
+        7,
+    )
+    with pytest.raises(InputError, match="of another program of open-instruct: beta"):
+        read(content | {"beta": 0.1})
+
+
 def test_each_project_is_recognised_by_its_keys(read, tmp_path):
     for content, project in [
         (TRAINING_ARGUMENTS, "transformers"), (TRL, "TRL"), (AXOLOTL, "axolotl"), (LLAMA_FACTORY, "LLaMA-Factory"),
