@@ -278,8 +278,7 @@ def test_a_decay_that_begins_within_the_warm_up_is_noted(decay, is_noted, tmp_pa
     options = " ".join(f"--{name}" if value is True else f"--{name} {value}" for name, value in PLAIN.items())
     wsd = f"--lr-decay-style WSD --lr-wsd-decay-iters {decay} --train-iters 10 --lr-warmup-iters 3 --lr-decay-iters 10"
     (tmp_path / "train.sh").write_text(f"torchrun pretrain_gpt.py {options} {wsd}\n")
-    _, notes = imported(str(tmp_path / "train.sh"))
-    assert ("begins within the warm-up of 3" in notes) is is_noted
+    assert ("begins within the warm-up of 3" in imported(str(tmp_path / "train.sh"))[1]) is is_noted
 
 
 def test_placeholders_of_files_are_noted(tmp_path):
