@@ -72,12 +72,18 @@ DRAWING_FAULTS = r"""(() => {
         found.push(`${grid.children[i].querySelector('h2').textContent} has an empty half beside it`);
     });
   }
-  for (const cell of document.querySelectorAll('td:not(.text)')) {
-    if (!/^[-+\u2212]?[\d.,]+ \S+$/.test(cell.textContent.trim())) continue;
-    const range = document.createRange();
-    range.selectNodeContents(cell);
-    if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1)
-      found.push(`${cell.textContent} is on two lines`);
+  const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (texts.nextNode()) {
+    const node = texts.currentNode;
+    if (node.parentNode.closest('svg, pre, code, script, style')) continue;
+    const quantities = /\d\s(?:%|[nm\u00b5]?s|min|h|days|[KMGTP]i?B(?:\/s)?|[KMGT]?FLOP\/s|USD)(?![\w\/])/g;
+    for (const quantity of node.data.matchAll(quantities)) {
+      const range = document.createRange();
+      range.setStart(node, quantity.index);
+      range.setEnd(node, quantity.index + quantity[0].length);
+      if (new Set([...range.getClientRects()].map(r => Math.round(r.top))).size > 1)
+        found.push(`${quantity[0]} is on two lines in ${node.data.slice(0, 80)}`);
+    }
   }
   return found;
 })()"""

@@ -83,7 +83,7 @@ FORMATS: dict[str, Callable[[float], str]] = {
     "ratio": percent,
     "bytes": format_bytes,
     "USD": lambda usd: f"{usd / 1e6:.2f} million USD" if usd >= 1e6 else f"{usd:,.0f} USD",
-    "MWh": lambda mwh: f"{mwh:,.4g} MWh",
+    "MWh": lambda mwh: f"{mwh:,.4g} MWh" if mwh >= 1 else f"{mwh * 1e3:,.4g} kWh",
 }
 
 

@@ -18,6 +18,9 @@ _WORD = re.compile(r"(\s*)(\S+)")
 _HEADING = re.compile(r"(\s*)(\S{4,}?[/-](?=\S{3})|\S+)")
 """`tokens/s/device` and `micro-batches` have two pieces, `GB/s` has one."""
 
+_TEXT = re.compile(r"(\s*)(\d\S*\s(?:%|[nmµ]?s|min|h|days|[KMGTP]i?B(?:/s)?|USD)[,.;:)]*(?!\S)|\S+)")
+"""A number in a text stays with its unit, too."""
+
 _QUANTITY = re.compile(r"(\s*)([+-]?\d\S*\s[^\d\s]{1,4}(?!\S)|\S+)")
 """A number stays with a short unit: `95.7 % to 96.5 %` has three pieces."""
 
@@ -85,7 +88,7 @@ def longest_word(text: str) -> int:
 
 def longest_unbroken(cell: str, *, is_text: bool) -> int:
     """Width of the longest word of a text, or of the longest number with its unit."""
-    return _longest_piece(cell, _WORD if is_text else _QUANTITY)
+    return _longest_piece(cell, _TEXT if is_text else _QUANTITY)
 
 
 def _longest_piece(text: str, pattern: re.Pattern[str]) -> int:
@@ -115,9 +118,11 @@ def text_lines(text: str, width: int, *, hangs: bool = False) -> list[str]:
 
     >>> text_lines("  passes over logits", 14, hangs=True)
     ['  passes over', '  logits']
+    >>> text_lines("compute 81 %, bubble", 12)
+    ['compute', '81 %, bubble']
     """
     indent = len(text) - len(text.lstrip()) if hangs else 0
-    return _lines(text, width, _WORD, indent=indent if longest_word(text.lstrip()) + indent <= width else 0)
+    return _lines(text, width, _TEXT, indent=indent if longest_word(text.lstrip()) + indent <= width else 0)
 
 
 def _lines(text: str, width: int, pattern: re.Pattern[str], *, indent: int = 0) -> list[str]:

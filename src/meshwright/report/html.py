@@ -33,6 +33,11 @@ LINK = re.compile(r"(?P<url>https?://[^\s<>,;)\]]+[^\s<>,;.)\]])|\bgithub:(?P<re
 """Links in a source: a page, or a repository in the short form of the catalogue."""
 
 
+_UNIT = r"(?:%|[nmµ]?s|min|h|days|[KMGTP]i?B(?:/s)?|[KMGT]?FLOP/s|[kMG]?Wh?|USD)(?![\w/])"
+_BREAKABLE = re.compile(rf"(<(pre|code|script|style|svg)\b.*?</\2>|<[^>]*>)|(?<=\d) (?={_UNIT})", re.DOTALL)
+"""A space between a number and its unit, where tags and what is not prose come first."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageSection:
     """A heading and the HTML below it."""
@@ -105,14 +110,25 @@ def document(
     skip = '<a class="skip" href="#content">Skip to the content</a>' if is_long else ""
     sorts = asset("meshwright.report", "page.js") if SORTS in body else ""
     scripts = "".join(f"<script>{text}</script>" for text in (sorts, script) if text)
+    main = with_unbroken_units(
+        f"<main><header><h1>{escape(title)}</h1>{lead}</header>{contents}"
+        f'<div class="sections" id="content">{body}</div><footer>{escape(footer)}</footer></main>'
+    )
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{_style_sheet('page.css')}{style}</style></head>"
-        f"<body>{skip}<main><header><h1>{escape(title)}</h1>{lead}</header>{contents}"
-        f'<div class="sections" id="content">{body}</div>'
-        f"<footer>{escape(footer)}</footer></main>{data}{scripts}</body></html>\n"
+        f"<body>{skip}{main}{data}{scripts}</body></html>\n"
     )
+
+
+def with_unbroken_units(html: str) -> str:
+    """The same text, in which a number stays on the line of its unit.
+
+    >>> with_unbroken_units('<p title="8 %">8 % of 3 GiB, 2 steps</p>').replace("\N{NO-BREAK SPACE}", "~")
+    '<p title="8 %">8~% of 3~GiB, 2 steps</p>'
+    """
+    return _BREAKABLE.sub(lambda found: found[1] or "\N{NO-BREAK SPACE}", html)
 
 
 def measured_page(

@@ -16,7 +16,8 @@ for (const box of document.querySelectorAll('.table[data-name]')) {
     return new Response(stream).json();
   };
   const read = async () => {
-    rows ??= held ? await unpacked() : [...body.rows].map(r => [...r.cells].map(c => c.textContent));
+    const plain = cell => cell.textContent.replaceAll('\u00a0', ' ');
+    rows ??= held ? await unpacked() : [...body.rows].map(r => [...r.cells].map(plain));
     kept = wanted ? rows.filter(row => row.some(text => text.toLowerCase().includes(wanted))) : rows;
   };
   const units = {s: 1, ms: 1e-3, us: 1e-6, '\u00b5s': 1e-6, min: 60, h: 3600, days: 86400, B: 1, KiB: 1024,
@@ -27,6 +28,7 @@ for (const box of document.querySelectorAll('.table[data-name]')) {
     const unit = text.trim().slice(m[0].length).trim().split(/[\s,]/)[0];
     return parseFloat(m[0].replace(/,/g, '').replace('\u2212', '-')) * (units[unit] || 1);
   };
+  const unbroken = text => text.replace(/(?<=\d) (?=(?:%|[nm\u00b5]?s|min|h|days|[KMGTP]i?B|USD)(?![\w/]))/g, '\u00a0');
   const count = n => n.toLocaleString('en');
   const draw = async () => {
     await read();
@@ -35,7 +37,7 @@ for (const box of document.querySelectorAll('.table[data-name]')) {
       const tr = document.createElement('tr');
       row.forEach((text, i) => {
         const td = document.createElement('td');
-        td.textContent = text;
+        td.textContent = unbroken(text);
         if (classes[i]) td.className = classes[i];
         tr.append(td);
       });

@@ -47,8 +47,8 @@ def test_the_key_figures_are_those_of_the_headline(report: AccuracyReport, page:
     tiles = page.split("<section>")[0]
     assert report.headline
     assert f"<b>{report.headline.num_predicted:,}</b>" in tiles
-    assert "<b>10.0 %</b>" in tiles
-    assert "<b>+10.0 %</b>" in tiles
+    assert "<b>10.0\N{NO-BREAK SPACE}%</b>" in tiles
+    assert "<b>+10.0\N{NO-BREAK SPACE}%</b>" in tiles
 
 
 def test_the_legend_names_each_subset_that_is_drawn(report: AccuracyReport) -> None:

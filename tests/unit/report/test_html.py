@@ -68,7 +68,7 @@ def test_a_page_is_well_formed_and_its_notes_exist(page):
 def test_a_page_has_figures_and_sources(page):
     text, parsed = page
     assert text.count("<svg") >= 3
-    words = " ".join(parsed.words)
+    words = " ".join(parsed.words).replace("\N{NO-BREAK SPACE}", " ")
     for expected in ("Where the time goes", "Where the memory goes", "80 % interval", "calibration", "bf16"):
         assert expected in words
     assert "nan" not in words.lower().split()

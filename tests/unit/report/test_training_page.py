@@ -52,13 +52,13 @@ def written(folder, *, lines=None, **changes):
 @pytest.fixture
 def page(tmp_path):
     """The page of such a training."""
-    return lambda **changes: training_page(written(tmp_path, **changes))
+    return lambda **changes: training_page(written(tmp_path, **changes)).replace("\N{NO-BREAK SPACE}", " ")
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
     """The page of the training as it is."""
-    return training_page(written(tmp_path_factory.mktemp("plain")))
+    return training_page(written(tmp_path_factory.mktemp("plain"))).replace("\N{NO-BREAK SPACE}", " ")
 
 
 def test_it_says_what_was_trained_and_stands_alone(plain):

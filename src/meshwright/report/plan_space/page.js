@@ -136,7 +136,7 @@ const drawList = () => {
   body.replaceChildren(...shown.slice(0, limit).map(i => {
     const row = make('tr', {className: data.front[i] ? 'front' : ''});
     for (const [, key, text, kind] of columns) {
-      row.append(key ? make('td', {className: kind, textContent: text(i)}) : make('td', {className: 'pick'}, ...sides(i)));
+      row.append(key ? make('td', {className: kind, textContent: text(i).replaceAll(' %', '\u00a0%')}) : make('td', {className: 'pick'}, ...sides(i)));
     }
     return row;
   }));

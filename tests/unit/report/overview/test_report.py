@@ -98,7 +98,8 @@ def test_the_error_of_an_even_number_of_trainings_is_between_the_two_middle_ones
     for name, rate in (("near", 9638.0), ("far", 0.5 * 9638.0)):  # errors of 0 and 50 %
         spread = {"n": 17, "median": rate, "low": rate, "high": rate}
         write_training(tmp_path / name, statistics__throughput=spread)
-    assert "<b>25 %</b><span>median error of the prediction" in record_page(collect([str(tmp_path)]))
+    page = record_page(collect([str(tmp_path)]))
+    assert "<b>25\N{NO-BREAK SPACE}%</b><span>median error of the prediction" in page
 
 
 def test_an_empty_folder_is_refused(tmp_path):
