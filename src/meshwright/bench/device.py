@@ -92,34 +92,24 @@ def fewer_threads(num_processes: Sequence[int]) -> tuple[int, ...]:
 
 def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, Any]:
     """Origin of the records, without the name of a host or user."""
+    is_gpu = device.type == "cuda"
     return {
         "device": {
-            "accelerator": devices.catalog_name(device),
-            "type": device.type,
-            "name": devices.device_name(device),
-            "count": devices.num_devices(device),
-            "memory_bytes": devices.memory_bytes(device),
-            "compute_units": _compute_units(device),
+            "accelerator": devices.catalog_name(device), "type": device.type, "name": devices.device_name(device),
+            "count": devices.num_devices(device), "memory_bytes": devices.memory_bytes(device),
+            "compute_units": torch.cuda.get_device_properties(device).multi_processor_count if is_gpu else 0,
             "threads": torch.get_num_threads(),
         },
-        "driver": driver_version(device.type),
-        "software": software_facts(),
-        "command": list(request.command),
-        "started": now(),
-        "ended": None,
-        "git_commit": git_commit(Path.cwd()),
-        "budget_s": request.budget_s,
+        "driver": driver_version(device.type), "software": software_facts(), "command": list(request.command),
+        "started": now(), "ended": None, "git_commit": git_commit(Path.cwd()), "budget_s": request.budget_s,
         "busy": busy_now(),
-    }
+    }  # fmt: skip
 
 
 def measure_device(
-    request: DeviceBenchRequest,
-    *,
-    device: torch.device,
-    recorder: DeviceRecorder,
+    request: DeviceBenchRequest, *, device: torch.device, recorder: DeviceRecorder,
     advance: Advance = lambda seconds: None,
-) -> DeviceOutcome:
+) -> DeviceOutcome:  # fmt: skip
     """Measure all points that `recorder` does not hold yet.
 
     Raises DeviceLostError and KeyboardInterrupt; everything measured until then is kept.
@@ -190,14 +180,9 @@ def _spread(*rows: list[_Part]) -> list[_Part]:
 
 
 def _measure_family(
-    family: PointFamily,
-    request: DeviceBenchRequest,
-    device: torch.device,
-    recorder: DeviceRecorder,
-    outcome: DeviceOutcome,
-    *,
-    budget_s: float,
-) -> None:
+    family: PointFamily, request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder,
+    outcome: DeviceOutcome, *, budget_s: float,
+) -> None:  # fmt: skip
     if family is PointFamily.TRANSFER and device.type == "cpu":
         outcome.notes.append("transfer: the CPU is its own host")
         return
@@ -219,7 +204,8 @@ def _measure_family(
         recorder.append(row)
         outcome.count(family, row.status)
         if row.status is PointStatus.FAILED and not _answers(device):
-            raise DeviceLostError(f"the device was lost: {row.reason}", hint=_again(recorder))
+            hint = f"{len(recorder.done)} measurements are in {recorder.path}; continue with --resume"
+            raise DeviceLostError(f"the device was lost: {row.reason}", hint=hint)
         if row.status is not PointStatus.FAILED and work >= largest:
             largest, s_per_work = work, row.seconds_median / work
     if num_skipped:
@@ -230,10 +216,6 @@ def _formats(request: DeviceBenchRequest, device: torch.device) -> list[str]:
     """Formats of the workload, else all that the device supports."""
     wanted = request.workload.formats if request.workload is not None else None
     return [name for name in formats_of(device) if wanted is None or name in wanted]
-
-
-def _again(recorder: DeviceRecorder) -> str:
-    return f"{len(recorder.done)} measurements are in {recorder.path}; continue with --resume"
 
 
 def _measured(point: Point, device: torch.device, *, budget_s: float) -> DeviceRow:
@@ -272,15 +254,9 @@ def _answers(device: torch.device) -> bool:
 
 
 def _measure_together(
-    num_processes: int,
-    request: DeviceBenchRequest,
-    device: torch.device,
-    recorder: DeviceRecorder,
-    outcome: DeviceOutcome,
-    *,
-    known_points: Callable[[], frozenset[Point]],
-    budget_s: float,
-) -> None:
+    num_processes: int, request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder,
+    outcome: DeviceOutcome, *, known_points: Callable[[], frozenset[Point]], budget_s: float,
+) -> None:  # fmt: skip
     """Measure collectives and training steps of `num_processes` processes, which are started for it.
 
     A process that has measured kernels with several numbers of threads trains up to two fifths slower on a CPU than a
@@ -318,12 +294,6 @@ def _measure_together(
     finally:
         for row in recorder.added_by_others():
             outcome.count(row.point.family, row.status)
-
-
-def _compute_units(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
-    return 0
 
 
 CPU_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")  # kHz

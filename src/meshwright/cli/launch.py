@@ -1,4 +1,4 @@
-"""`meshwright launch`: start a run on this host, under Slurm, or on Kubernetes."""
+"""`meshwright launch`: start a run on this host, under Slurm, on Kubernetes, with SkyPilot or with Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from meshwright.engines.folders import locked, locked_checkpoints, refuse_finish
 from meshwright.engines.local import with_accelerator_file
 from meshwright.errors import InputError
 from meshwright.json_values import picked
-from meshwright.launch import kubernetes, local, slurm
+from meshwright.launch import kubernetes, local, ray, skypilot, slurm
 from meshwright.launch.environment import environment, table_version
 from meshwright.launch.request import Dispatch, LaunchRequest, read_hosts, shape
 from meshwright.launch.site import KubernetesJobKind, Site, read_site, with_options
@@ -50,6 +50,8 @@ def run(
     check_place(place, given)
     site = site_from(site_path, given)
     exclude = () if exclude_file is None else read_hosts(exclude_file)
+    if exclude and place not in (SLURM, KUBERNETES):
+        raise InputError("hosts to exclude are for slurm and kubernetes", got=", ".join(exclude))
     begun = run_from(run_path, overrides=overrides)
     request, found = request_for(
         begun, place=place, site=site, given=given, folder=folder, exclude=exclude, resume=resume, **options
@@ -123,7 +125,7 @@ def _start(place: str, request: LaunchRequest, found: Dispatch, *, wait: bool) -
             print_line(f"Submitted to Slurm as {job}; logs: {request.folder / LOGS}, by rank.")
     if wants_json():
         emit_json(_document(request, found, place=place) | answers)
-    elif place == KUBERNETES:
+    elif place not in (LOCAL, SLURM):
         print_line("\n".join(answers["answers"]))
     return code
 
@@ -140,7 +142,7 @@ def _lock(request: LaunchRequest, locks: ExitStack) -> None:
 # --- the request ---
 
 
-LOCAL, SLURM, KUBERNETES = "local", "slurm", "kubernetes"
+LOCAL, SLURM, KUBERNETES, SKYPILOT, RAY = "local", "slurm", "kubernetes", "skypilot", "ray"
 ONLY_ON = {
     "rendezvous": LOCAL, "partition": SLURM, "account": SLURM, "qos": SLURM, "time": SLURM,
     "container": SLURM, "directives": SLURM, "wait": SLURM, "kind": KUBERNETES, "image": KUBERNETES,
@@ -189,7 +191,7 @@ def request_for(
     """The run with its command, nodes and environment; and the files and commands that start it at `place`."""
     run = _with_plan(run)
     here = folder or results_folder(run, resume=resume)
-    there = _folder_in_pods(run.name, here, site, given) if place == KUBERNETES else here
+    there = _folder_there(run.name, here, place, site, given)
     lowered = with_accelerator_file(find_engine(run.engine).lower(run, folder=there), run)
     if "DATASET" in lowered.argv:
         raise InputError("the command has no data set", got="data.source: synthetic", hint="name it: data.source")
@@ -213,11 +215,12 @@ def request_for(
         num_nodes=nodes,
         devices_per_node=each,
         vendor=None if known is None or known.vendor == "generic" else known.vendor,
+        accelerator=None if known is None or known.vendor == "generic" else known.name,
         environment=environment(
             vendor=known and known.vendor, architecture=known and known.architecture, engine=run.engine,
             num_nodes=nodes, devices_per_node=each, site=site.model_dump(), folder=there, given=_variables(variables),
             layers={"the engine": dict(lowered.env), "the site file": site.environment},
-            inherited=None if place == KUBERNETES else os.environ,
+            inherited=os.environ if place in (LOCAL, SLURM) else None,
         ),
         exclude=exclude,
         max_restarts=max_restarts,
@@ -240,12 +243,12 @@ def _with_plan(run: Run) -> Run:
     return planned(run)
 
 
-def _folder_in_pods(name: str, folder: Path, site: Site, given: Given) -> Path:
-    """Folder of the results as the pods see it."""
-    if "results" in given:
-        return given["results"]
-    claims = site.kubernetes.claims
-    return Path(claims[0].mount) / name if claims else folder
+def _folder_there(name: str, folder: Path, place: str, site: Site, given: Given) -> Path:
+    """Folder of the results as the processes see it."""
+    if place not in (KUBERNETES, SKYPILOT):
+        return folder
+    mounts = [claim.mount for claim in site.kubernetes.claims] if place == KUBERNETES else site.skypilot.mounts
+    return given.get("results") or (Path(mounts[0]) / name if mounts else folder)
 
 
 def _variables(assignments: tuple[str, ...]) -> dict[str, str | None]:
@@ -266,6 +269,10 @@ def _dispatch(place: str, request: LaunchRequest, site: Site, given: Given, *, h
         inside = "python" if site.slurm.container else sys.executable
         settings = slurm.SlurmSettings(site=site.slurm, python=site.python or inside, workdir=Path.cwd())
         found = slurm.dispatch(request, settings)
+    elif place == RAY:
+        found = ray.dispatch(request, address=site.ray.address, python=site.python or "python", workdir=Path.cwd())
+    elif place == SKYPILOT:
+        found = skypilot.dispatch(request, site.skypilot, python=site.python or "python", here=here)
     else:
         of_pods = kubernetes.KubernetesSettings(site=site.kubernetes, python=site.python or "python", here=here)
         found = kubernetes.dispatch(request, of_pods)

@@ -13,18 +13,18 @@ import hashlib
 import json
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.json_values import dump_yaml
-from meshwright.launch.local import script
+from meshwright.launch.local import PORT, torchrun
 from meshwright.launch.request import RESTARTS, Dispatch, LaunchRequest
 from meshwright.launch.site import KubernetesJobKind, KubernetesSite
 
 MANIFEST, CONFIG = "manifest.yaml", "run-files.yaml"
-PORT = 29500
 TRAINER_API = "trainer.kubeflow.org/v1alpha1"
 RESOURCES = {"NVIDIA": "nvidia.com/gpu", "AMD": "amd.com/gpu", "Intel": "habana.ai/gaudi", "Google": "google.com/tpu"}
 """Resource names of the vendors' device plugins."""
@@ -52,9 +52,8 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
     site = settings.site
     if site.image is None:
         raise InputError("Kubernetes needs an image", hint="--image NAME, or kubernetes.image in the site file")
-    _require_kept("the results", request.folder, site)
-    if request.checkpoints is not None:
-        _require_kept("checkpoints", Path(workdir(site)) / request.checkpoints, site)
+    mounts, hint = [claim.mount for claim in site.claims], "kubernetes.claims: [{name: CLAIM, mount: FOLDER}]"
+    require_kept(request, Path(workdir(site)), mounts, hint=f"{hint} in the site file")
     *applied, job = documents(request, settings)
     config = "---\n".join(map(yaml_text, applied))
     texts = {str(settings.here / CONFIG): config, str(settings.here / MANIFEST): yaml_text(job)}
@@ -77,13 +76,15 @@ def workdir(site: KubernetesSite) -> str:
     return site.workdir or (site.claims[0].mount if site.claims else "/")
 
 
-def _require_kept(what: str, folder: Path, site: KubernetesSite) -> None:
-    if not any(folder.is_relative_to(claim.mount) for claim in site.claims):
-        raise InputError(
-            f"{what} would be lost with the pods: no claim is mounted there", got=str(folder),
-            allowed=", ".join(f"below {claim.mount}" for claim in site.claims) or None,
-            hint="kubernetes.claims: [{name: CLAIM, mount: FOLDER}] in the site file",
-        )  # fmt: skip
+def require_kept(request: LaunchRequest, workdir: Path, mounts: Sequence[str], *, hint: str) -> None:
+    """Raise InputError for results or checkpoints that are on no mount, and so are lost at the end."""
+    checkpoints = {} if request.checkpoints is None else {"checkpoints": workdir / request.checkpoints}
+    for what, folder in ({"the results": request.folder} | checkpoints).items():
+        if not any(folder.is_relative_to(mount) for mount in mounts):
+            allowed = ", ".join(f"below {mount}" for mount in mounts) or None
+            raise InputError(
+                f"{what} would be lost: nothing is mounted there", got=str(folder), allowed=allowed, hint=hint
+            )
 
 
 def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Values, ...]:
@@ -92,7 +93,7 @@ def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Val
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": {"name": _files_name(name, request), **_given(namespace=settings.site.namespace)},
+        "metadata": {"name": _files_name(name, request), **given(namespace=settings.site.namespace)},
         "immutable": True,
         "data": {_key(path): text for path, text in request.files.items()},
     }
@@ -234,14 +235,14 @@ def _pod(
     main: Values = {
         "name": container,
         "image": site.image,
-        "command": _command(request, settings),
+        "command": [_literal(argument) for argument in torchrun(request, settings.python)],
         "workingDir": workdir(site),
         "env": [{"name": v.name, "value": _literal(v.value)} for v in request.environment]
         + [{"name": "TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "value": str(max(1, site.stop_ahead_s - 10))}]
         + environment,
         "resources": {"limits": {key: value for key, value in limits.items() if key and value}},
         "volumeMounts": mounts,
-    } | _given(
+    } | given(
         securityContext=locks and {"capabilities": {"add": ["IPC_LOCK"]}},
         envFrom=[{"secretRef": {"name": secret}} for secret in site.secrets],
     )
@@ -250,7 +251,7 @@ def _pod(
         "containers": [main],
         "volumes": volumes,
         "terminationGracePeriodSeconds": site.stop_ahead_s,
-    } | _given(
+    } | given(
         hostNetwork=site.host_network,
         dnsPolicy=site.host_network and "ClusterFirstWithHostNet",
         hostIPC=site.host_ipc,
@@ -262,20 +263,12 @@ def _pod(
         tolerations=[t.model_dump(by_alias=True, exclude_none=True) for t in site.tolerations],
         affinity=request.exclude and {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}},
     )
-    return {"metadata": {"labels": {"app": name}, **_given(annotations=dict(site.annotations))}, "spec": spec}
+    return {"metadata": {"labels": {"app": name}, **given(annotations=dict(site.annotations))}, "spec": spec}
 
 
-def _given(**fields: Any) -> Values:
+def given(**fields: Any) -> Values:
     """Return the fields of an object that are set."""
     return {name: value for name, value in fields.items() if value}
-
-
-def _command(request: LaunchRequest, settings: KubernetesSettings) -> list[str]:
-    argv = (
-        settings.python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes),
-        *request.torchrun_options, *script(request.argv),
-    )  # fmt: skip
-    return [_literal(argument) for argument in argv]
 
 
 def _literal(text: str) -> str:
@@ -321,7 +314,7 @@ def _field(name: str, path: str) -> Values:
 
 def _metadata(name: str, site: KubernetesSite) -> Values:
     labels = site.queue and {"kueue.x-k8s.io/queue-name": site.queue}
-    return {"name": name, **_given(namespace=site.namespace, labels=labels)}
+    return {"name": name, **given(namespace=site.namespace, labels=labels)}
 
 
 def _key(path: str) -> str:
@@ -336,6 +329,7 @@ def yaml_text(document: Values) -> str:
 
     if "data" in document:
         document = document | {"data": {k: LiteralScalarString(v) for k, v in document["data"].items()}}
+    document = document | {k: LiteralScalarString(document[k]) for k in ("setup", "run") if k in document}
     yaml = YAML()
     yaml.representer.ignore_aliases = lambda data: True  # what stands in two places is written twice
     yaml.width = 4096

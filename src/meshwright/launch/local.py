@@ -16,8 +16,6 @@ def dispatch(request: LaunchRequest, *, python: str, rendezvous: str | None) -> 
 
     Raises InputError when there are several nodes and no address, or one node and an address.
     """
-    if request.exclude:
-        raise InputError("hosts to exclude are for slurm and kubernetes", got=", ".join(request.exclude))
     variables = {v.name: v.value for v in request.environment}
     if request.resume:
         variables[RESTARTS] = "1"
@@ -35,6 +33,14 @@ def dispatch(request: LaunchRequest, *, python: str, rendezvous: str | None) -> 
             f"run this command on each of the {request.num_nodes} hosts; {request.folder} must be the same on all"
         )
     return Dispatch(files=files, commands=(command,), notes=tuple(notes))
+
+
+def torchrun(request: LaunchRequest, python: str) -> tuple[str, ...]:
+    """Return torchrun on each of the nodes, whose environment has its rank and the address of the first."""
+    return (
+        python, "-m", "meshwright.engines.torchrun", "--nnodes", str(request.num_nodes), *request.torchrun_options,
+        *script(request.argv),
+    )  # fmt: skip
 
 
 def script(argv: tuple[str, ...]) -> tuple[str, ...]:

@@ -31,6 +31,7 @@ class LaunchRequest:
     num_nodes: int
     devices_per_node: int
     vendor: str | None  # of the accelerator; None: unknown, no devices are requested
+    accelerator: str | None = None  # as the catalogue names it
     environment: tuple[EnvironmentVariable, ...] = ()
     exclude: tuple[str, ...] = ()  # hosts to exclude
     max_restarts: int = 0

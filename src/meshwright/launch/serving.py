@@ -22,34 +22,10 @@ SCRIPT, MANIFEST, PAGE, OPTIONS = "start.sh", "kubernetes.yaml", "README.md", "o
 PORT, ROUTER_PORT, BOOTSTRAP = 8000, 9000, 10000
 WIDE = ("bf16", "fp16")
 HERE = "/plan"  # of a pod, for the engine's file
+_DATA = Path(__file__).parent / "data"
 VISIBLE = {"NVIDIA": "CUDA_VISIBLE_DEVICES", "AMD": "HIP_VISIBLE_DEVICES"}
 """Variables that name the devices of a process."""
 
-TEXT = """\
-#!/bin/sh
-# {title}
-# On every node: sh start.sh NODE, with the number of the node from 0.
-set -u
-MODEL=${{MODEL{model}}}
-NODE=${{1:-0}}
-HERE=$(cd "$(dirname "$0")" && pwd)
-servers=
-
-serve() {{ # NODE DEVICES PORT RANK HEAD MORE...
-  [ "$1" = "$NODE" ] || return 0
-  DEVICES=$2 PORT=$3 RANK=$4{head}
-  shift 5
-  {devices}{command} "$@" > "server-$NODE-$PORT.log" 2>&1 &
-  servers="$servers $!"
-}}
-
-{starts}
-[ -n "$servers" ] || {{ echo "no server is for node $NODE" >&2; exit 2; }}
-trap 'kill $servers' INT TERM
-status=0
-for server in $servers; do wait "$server" || status=$?; done
-exit $status
-"""
 HEAD = """
   HEAD=$(echo "${HOSTS:?the addresses of all nodes, in the order of their numbers}" | cut -d ' ' -f "$(($5 + 1))")"""
 
@@ -84,7 +60,7 @@ def deployment(
     processes = list(_processes(question, point, values["nodes"]))
     default = f":-{shlex.quote(repository)}" if repository else f":?a checkpoint in {weights}"
     texts = {
-        SCRIPT: TEXT.format(
+        SCRIPT: (_DATA / "servers.sh").read_text(encoding="utf-8").format(
             title=" ".join(f"{summary}; {row['title']}".split()), model=default, command=command,
             head=HEAD if values["nodes"] > 1 else "", starts="\n".join(p.line(row) for p in processes),
             devices=f"{VISIBLE[vendor]}=$DEVICES " if vendor in VISIBLE else "",
@@ -102,7 +78,7 @@ def deployment(
 
 
 def _row(engine: str) -> dict[str, Any]:
-    table = toml_table(Path(__file__).parent / "data" / "servers.toml")
+    table = toml_table(_DATA / "servers.toml")
     if engine not in table:
         raise InputError("servers of this engine are not written", got=engine, allowed=", ".join(table))
     return table[engine]

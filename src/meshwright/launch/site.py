@@ -134,6 +134,29 @@ class KubernetesSite(_Section):
         return claims
 
 
+class SkyPilotSite(_Section):
+    """SkyPilot section: options of the task and its machines."""
+
+    infra: str | None = None  # cloud/region/zone
+    accelerator: str | None = None  # as SkyPilot names it
+    spot: bool = False
+    image: Image | None = None
+    buckets: dict[Mount, str] = Field(default_factory=dict)  # folder -> address of a bucket
+    volumes: dict[Mount, str] = Field(default_factory=dict)  # folder -> name of a volume
+    setup: tuple[str, ...] = Field(default=(), strict=False)  # lines of shell, once on each machine
+
+    @property
+    def mounts(self) -> tuple[str, ...]:
+        """Folders that outlive the machines."""
+        return *self.buckets, *self.volumes
+
+
+class RaySite(_Section):
+    """Ray section."""
+
+    address: str | None = None  # of the cluster; None: RAY_ADDRESS
+
+
 class Site(_Section):
     """The whole site file."""
 
@@ -145,6 +168,8 @@ class Site(_Section):
     numa: bool = False  # bind each process to the NUMA node of its device
     slurm: SlurmSite = SlurmSite()
     kubernetes: KubernetesSite = KubernetesSite()
+    skypilot: SkyPilotSite = SkyPilotSite()
+    ray: RaySite = RaySite()
 
 
 def read_site(path: Path) -> Site:
@@ -182,12 +207,16 @@ def _problem(error: Any) -> RunFileProblem:
     return RunFileProblem(path=path, message="unknown key", hint=hint, meant=near)
 
 
+_LISTED = {"tolerations": Toleration, "claims": VolumeClaim}
+
+
 def _message(error: Any) -> str:
     text = error["msg"].removeprefix("Value error, ")
     return text[:1].lower() + text[1:]
 
 
 def _known(path: tuple[str | int, ...]) -> list[str]:
-    sections = {(): Site, ("slurm",): SlurmSite, ("kubernetes",): KubernetesSite}
-    found = sections.get(path) or (Toleration if "tolerations" in path else VolumeClaim)
+    found: Any = Site
+    for key in path:  # a field of a section, or an entry of a list
+        found = found if isinstance(key, int) else _LISTED.get(key) or type(found.model_fields[key].default)
     return sorted(field.alias or name for name, field in found.model_fields.items())

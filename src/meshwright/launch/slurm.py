@@ -37,18 +37,6 @@ OF_DEVICES: dict[str | None, tuple[str, ...]] = {"NVIDIA": ("--nv",), "AMD": ("-
 TIME = re.compile(r"((?P<days>\d+)-)?\d+(:\d\d){0,2}")
 UNLIMITED = ("unlimited", "infinite")
 
-LISTENING = """\
-step=
-is_asked=no
-# shellcheck disable=SC2317,SC2329 # the trap calls it
-ask() { # the time limit comes near
-  is_asked=yes
-  [[ -z $step ]] || kill -USR1 "$step" # srun passes it on to every process
-}
-trap ask USR1
-"""
-"""Set before srun starts: a signal without a trap would end the script."""
-
 RANK_VARIABLES = """\
 export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID
 export MASTER_ADDR=$SLURM_LAUNCH_NODE_IPADDR
@@ -94,7 +82,14 @@ def dispatch(request: LaunchRequest, settings: SlurmSettings) -> Dispatch:
 
 
 def script(request: LaunchRequest, settings: SlurmSettings) -> str:
-    """Return the text of the sbatch script."""
+    """Return the text of the sbatch script. It waits, passes on the request to save, and requeues if that helps.
+
+    An engine that does not handle the request is killed by it, and resumes from its newest checkpoint.
+    """
+    stopped = 'requeue "asked to stop"'
+    if request.checkpoints is None:
+        stopped = 'echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"'
+    text = (Path(__file__).parent / "data" / "slurm.sh").read_text(encoding="utf-8")
     lines = [
         "#!/bin/bash",
         *(f"#SBATCH {option}" for option in _options(request, settings)),
@@ -103,10 +98,11 @@ def script(request: LaunchRequest, settings: SlurmSettings) -> str:
         "set -uo pipefail",
         *_exports(request),
         "",
-        LISTENING,
-        _step(request, settings),
-        _ending(request),
-    ]
+        text.format(
+            step=_step(request, settings), failures=shlex.quote(str(request.folder / FAILURES)), stopped=stopped,
+            stopped_code=STOPPED_EXIT_CODE, most=request.max_restarts,
+        ),
+    ]  # fmt: skip
     return "\n".join(lines)
 
 
@@ -206,53 +202,6 @@ def _step(request: LaunchRequest, settings: SlurmSettings) -> str:
         "# shellcheck disable=SC2016 # each task has its own values",
         f"{' '.join(srun)} \\\n  bash -c '{body}' rank \\\n  {shlex.join(inner)} &",
     ])  # fmt: skip
-
-
-def _ending(request: LaunchRequest) -> str:
-    """Return the end of the script: wait, forward the request to save, and requeue if that helps.
-
-    An engine that does not handle the request is killed by it, and resumes from its newest checkpoint.
-    """
-    failures = shlex.quote(str(request.folder / FAILURES))
-    stopped = 'requeue "asked to stop"'
-    if request.checkpoints is None:
-        stopped = 'echo "asked to stop, and the run saves no checkpoints: starting again would begin anew"'
-    return f"""\
-step=$!
-[[ $is_asked == no ]] || ask # while srun started
-
-code=0
-wait "$step" || code=$?
-while kill -0 "$step" 2>/dev/null; do # a signal ends the wait, not the step
-  code=0
-  wait "$step" || code=$?
-done
-trap '' USR1
-
-requeue() {{
-  # A job that was cancelled is no longer running, and stays so.
-  if scontrol --oneliner show job "$SLURM_JOB_ID" | grep -q 'JobState=RUNNING'; then
-    echo "$1: queued again"
-    scontrol requeue "$SLURM_JOB_ID"
-  fi
-}}
-
-if [[ ${{SLURM_RESTART_COUNT:-0}} -eq 0 ]]; then rm -f {failures}; fi # of an earlier job
-failures=$(cat {failures} 2>/dev/null || echo 0)
-if [[ $code -eq 0 ]]; then
-  echo "done"
-elif [[ $code -eq {STOPPED_EXIT_CODE} || ($is_asked == yes && $code -gt 128) ]]; then
-  {stopped}
-elif [[ $code -eq 2 || $code -eq 3 ]]; then
-  echo "exit code $code: starting again would not help"
-elif [[ $failures -lt {request.max_restarts} ]]; then
-  echo $((failures + 1)) >{failures}
-  requeue "exit code $code, failure $((failures + 1)) of {request.max_restarts} that are allowed"
-else
-  echo "exit code $code, and no restart is left"
-fi
-exit "$code"
-"""
 
 
 def _seconds(time: str) -> float:

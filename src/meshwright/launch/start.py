@@ -21,6 +21,8 @@ from meshwright.training.parent_watch import signal_at_end_of_parent
 INSTALL = {
     "sbatch": "install Slurm's client (Debian: apt-get install slurm-client), or run this where jobs are submitted",
     "kubectl": "install kubectl and point it at the cluster",
+    "sky": "pip install 'skypilot[aws]', or another cloud, and `sky check`",
+    "ray": "pip install 'ray[default]', the release of the cluster",
 }
 
 
@@ -38,9 +40,7 @@ def write(files: Mapping[str, str]) -> None:
 def require(program: str) -> None:
     """Raise MissingDependencyError when `program` is not installed."""
     if shutil.which(program) is None:
-        raise MissingDependencyError(
-            f"{program} is not on this machine", hint=INSTALL.get(program, f"install {program}")
-        )
+        raise MissingDependencyError(f"{program} is not on this machine", hint=INSTALL[program])
 
 
 def submit(command: Sequence[str]) -> str:
@@ -129,9 +129,8 @@ def follow(job_id: str, *, folder: Path, say: Say, poll_s: float = POLL_S) -> Jo
 
 
 def _query(job_id: str) -> JobState | None:
-    done = subprocess.run(
-        ["scontrol", "--oneliner", "show", "job", job_id], capture_output=True, text=True, check=False
-    )
+    asked = ["scontrol", "--oneliner", "show", "job", job_id]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
     return None if done.returncode else job_state(done.stdout)
 
 

@@ -90,21 +90,16 @@ class BenchmarkRuns(Result):
 
     def to_dict(self) -> dict[str, Any]:
         return {
-            "benchmark": self.benchmark,
-            "round": self.round,
-            "folder": str(self.folder),
-            **picked(self, "num_runs", "num_converged", "target"),
-            "raw_min": self.mean_minutes,
-            "label": self.label,
-            "missing_system_fields": list(self.missing_system_fields),
-            "notes": list(self.notes),
+            **picked(self, "benchmark", "round"), "folder": str(self.folder),
+            **picked(self, "num_runs", "num_converged", "target"), "raw_min": self.mean_minutes, "label": self.label,
+            "missing_system_fields": list(self.missing_system_fields), "notes": list(self.notes),
             "runs": [
                 picked(result, "index", "seed", "status")
                 | {"minutes": result.seconds / 60, "samples": result.samples, "loss": result.loss}
                 | {"log": str(result.log)}
                 for result in self.results
             ],
-        }
+        }  # fmt: skip
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each run."""
@@ -183,40 +178,31 @@ def prepare_set(benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...
     seeds, num_runs = _seeds(benchmark, choices)
     training = benchmark.training
     threads = training.get("threads")
+    at_once = 1 if threads is None or choices.launcher else max(1, num_cores() // threads)
+    here = choices.platform or f"{num_cores()}x{platform.machine()}"
     wanted = RunSet(
-        benchmark=benchmark.name,
-        round=benchmark.round,
-        num_runs=num_runs,
-        seeds=seeds,
-        seeds_from="given" if choices.seeds else "system",
+        benchmark=benchmark.name, round=benchmark.round, num_runs=num_runs, seeds=seeds,
+        seeds_from="given" if choices.seeds else "system", division=choices.division,
         run_text=runfile.changed_text(run, {}, wanted=run, what="the run of the benchmark"),
-        division=choices.division,
-        submission={"org": choices.org, "platform": choices.platform or _platform(), "status": choices.status},
-        train_samples=inputs.train_samples,
-        facts=dict(inputs.facts),
+        submission={"org": choices.org, "platform": here, "status": choices.status},
+        train_samples=inputs.train_samples, facts=dict(inputs.facts),
         warm_up_steps=training.get("warm_up_steps", 5) if choices.warm_up_steps is None else choices.warm_up_steps,
-        threads=threads,
-        num_concurrent=choices.num_concurrent
-        or (1 if threads is None or choices.launcher else max(1, num_cores() // threads)),
-        launcher=choices.launcher,
-    )
+        threads=threads, num_concurrent=choices.num_concurrent or at_once, launcher=choices.launcher,
+    )  # fmt: skip
     held = open_set(folder, wanted)
     description = describe_system(
         run, submitter=choices.org, division=choices.division, status=choices.status, given=choices.system
     )
     write_description(folder, description)
-    notes = []
-    if num_runs != benchmark.runs:
-        notes.append(f"a score takes {benchmark.runs} runs, this set has {num_runs}")
-    if choices.seeds:
-        notes.append("seeds are given: the rules ask for seeds of the system")
-    if choices.launcher:
-        notes.append("system.json describes this host: give number_of_nodes with --system FILE")
-    if choices.division == "open":
-        notes.append("open division: not compared with results of the closed one")
+    notes = {
+        f"a score takes {benchmark.runs} runs, this set has {num_runs}": num_runs != benchmark.runs,
+        "seeds are given: the rules ask for seeds of the system": choices.seeds,
+        "system.json describes this host: give number_of_nodes with --system FILE": choices.launcher,
+        "open division: not compared with results of the closed one": choices.division == "open",
+    }
     return PreparedSet(
         benchmark=benchmark, run=run, held=held, inputs=inputs, folder=folder,
-        missing_system_fields=description.missing, notes=tuple(notes),
+        missing_system_fields=description.missing, notes=tuple(note for note, applies in notes.items() if applies),
     )  # fmt: skip
 
 
@@ -226,16 +212,10 @@ def take_runs(prepared: PreparedSet, *, report: Report) -> BenchmarkRuns:
         check_data(prepared.run)
     results = run_set(prepared.folder, prepared.held, inputs=prepared.inputs, report=report)
     return BenchmarkRuns(
-        benchmark=prepared.benchmark.name,
-        round=prepared.benchmark.round,
-        folder=prepared.folder,
-        results=tuple(results),
-        num_runs=prepared.held.num_runs,
-        target=prepared.benchmark.target,
-        missing_system_fields=prepared.missing_system_fields,
-        label=label_of(prepared.benchmark),
-        notes=prepared.notes,
-    )
+        benchmark=prepared.benchmark.name, round=prepared.benchmark.round, folder=prepared.folder,
+        results=tuple(results), num_runs=prepared.held.num_runs, target=prepared.benchmark.target,
+        missing_system_fields=prepared.missing_system_fields, label=label_of(prepared.benchmark), notes=prepared.notes,
+    )  # fmt: skip
 
 
 def label_of(benchmark: Benchmark) -> str:
@@ -264,10 +244,6 @@ def _seeds(benchmark: Benchmark, choices: RunChoices) -> tuple[tuple[int, ...], 
     return choices.seeds, num_runs
 
 
-def _platform() -> str:
-    return f"{num_cores()}x{platform.machine()}"
-
-
 def num_cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -277,10 +253,9 @@ def as_mapping(prepared: PreparedSet) -> Mapping[str, Any]:
     """The set before its runs, for a dry run."""
     return {
         **picked(prepared.held, "benchmark", "round", "num_runs", "num_concurrent", "warm_up_steps"),
-        "run_file": prepared.held.run_text,
-        "notes": list(prepared.notes),
+        "run_file": prepared.held.run_text, "notes": list(prepared.notes),
         "missing_system_fields": list(prepared.missing_system_fields),
-    }
+    }  # fmt: skip
 
 
 class SetProgress:

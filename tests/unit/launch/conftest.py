@@ -82,4 +82,5 @@ interface: ens1f0
 environment: {NCCL_DEBUG: null, OMP_NUM_THREADS: "4"}
 slurm: {partition: gpu, account: llm, time: "1-00:00:00"}
 kubernetes: {image: "registry.example/train:1", claims: [{name: shared, mount: /results}]}
+skypilot: {accelerator: MI355X, buckets: {/results: "s3://runs"}}
 """

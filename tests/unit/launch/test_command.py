@@ -30,6 +30,8 @@ def _start_nothing(monkeypatch):
         ("local --set cluster=mi355x-8x1 --set parallel.data_shard=8", 1, {"runs/run/run.yaml"}, "env"),
         ("slurm", 4, {"runs/run/run.yaml", "runs/run/submit.sh"}, "sbatch"),
         ("kubernetes", 4, {"runs/run/run-files.yaml", "runs/run/manifest.yaml"}, "kubectl"),
+        ("skypilot", 4, {"runs/run/run.yaml", "runs/run/task.yaml"}, "sky"),
+        ("ray", 4, {"runs/run/run.yaml", "runs/run/submit.py"}, "ray"),
     ],
 )
 def test_a_dry_run_tells_everything_and_leaves_nothing(place, num_nodes, files, program, meshwright, run_file):
@@ -95,10 +97,14 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
         ("--on slurm --nodes 2 --devices-per-node 16", "a node of the cluster has fewer devices"),
         ("--on local --set cluster=mi355x-8x1 --set parallel.data_shard=8 --rendezvous a:1", "needs no rendezvous"),
         ("--on local --rendezvous a --exclude-file bad.txt", "hosts to exclude are for slurm"),
+        ("--on ray --exclude-file bad.txt", "hosts to exclude are for slurm"),
+        ("--on skypilot --exclude-file bad.txt", "hosts to exclude are for slurm"),
         ("--on slurm --exclude-file wrong.txt", "no host name"),
         ("--on slurm --env NAME", "NAME=VALUE"),
         ("--on slurm --site gone.yaml", "no such file"),
         ("--on slurm --site typo.yaml", "typo.yaml:2: slurm.partitoin: unknown key"),
+        ("--on skypilot --site buckets.yaml", "buckets.yaml:1: skypilot.bucket: unknown key"),
+        ("--on skypilot", "the results would be lost: nothing is mounted there"),
         ("--on kubernetes", "needs an image"),
         (
             "--on slurm --set cluster=mi355x-8x3+mi355x-4x2",
@@ -111,6 +117,7 @@ def test_a_run_without_a_plan_gets_the_planners(meshwright, run_file):
 def test_bad_input_is_one_message_and_exit_code_2(arguments, said, meshwright, run_file):
     Path("bad.txt").write_text("node07\n")
     Path("wrong.txt").write_text("two words\n")
+    Path("buckets.yaml").write_text("skypilot: {bucket: {}}\n")
     Path("typo.yaml").write_text("interface: x\nslurm: {partitoin: a}\n")
     outcome = meshwright("launch", run_file, *arguments.split())
     assert outcome.exit_code == 2
@@ -118,7 +125,7 @@ def test_bad_input_is_one_message_and_exit_code_2(arguments, said, meshwright, r
     assert not Path("runs").exists()
 
 
-@pytest.mark.parametrize("place", ["slurm", "kubernetes"])
+@pytest.mark.parametrize("place", ["slurm", "kubernetes", "skypilot", "ray"])
 def test_where_the_program_is_missing_exit_code_3_says_what_to_install(place, meshwright, run_file, monkeypatch):
     monkeypatch.setattr(start.shutil, "which", lambda program: None)
     outcome = meshwright("launch", run_file, "--on", place, "--site", "site.yaml")

@@ -57,25 +57,17 @@ class BatchEngine(Protocol):
 class EngineEntry:
     """One row of the table of engines."""
 
-    target: str  # "module:function" that loads a model
     package: str
     extra: str | None  # of this project, with what it needs
     options: tuple[str, ...] | None  # known ones; None: those of the engine itself
 
 
 BATCH_ENGINES: dict[str, EngineEntry] = {
-    "vllm": EngineEntry(
-        target="meshwright.bench.batch.vllm_engine:load", package="vllm", extra=None, options=None
-    ),
-    "llamacpp": EngineEntry(
-        target="meshwright.bench.batch.llamacpp_engine:load", package="xllamacpp",
-        extra="llamacpp", options=("threads", "parallel", "context", "dtype"),
-    ),
-    "transformers": EngineEntry(
-        target="meshwright.bench.batch.transformers_engine:load", package="transformers",
-        extra="torch", options=("batch", "dtype", "threads"),
-    ),
-}  # fmt: skip
+    "vllm": EngineEntry(package="vllm", extra=None, options=None),
+    "llamacpp": EngineEntry(package="xllamacpp", extra="llamacpp", options=("threads", "parallel", "context", "dtype")),
+    "transformers": EngineEntry(package="transformers", extra="torch", options=("batch", "dtype", "threads")),
+}
+"""By name; the module NAME_engine loads a model."""
 
 
 def check_engine(name: str, options: Mapping[str, str]) -> None:
@@ -93,7 +85,7 @@ def check_engine(name: str, options: Mapping[str, str]) -> None:
 
 def load_engine(name: str, request: EngineRequest) -> BatchEngine:
     """Load a model in this process."""
-    return load(BATCH_ENGINES[name].target)(request)
+    return load(f"meshwright.bench.batch.{name}_engine:load")(request)
 
 
 def whole_option(options: Mapping[str, str], name: str, default: int) -> int:

@@ -12,8 +12,8 @@ from meshwright.cli.verbs import verb
 @verb("launch", body="meshwright.cli.launch:run")
 @run_argument()
 @click.option(
-    "--on", "place", type=click.Choice(["local", "slurm", "kubernetes"]), required=True,
-    help="Where to start it: torchrun on this host, sbatch, or kubectl.",
+    "--on", "place", type=click.Choice(["local", "slurm", "kubernetes", "skypilot", "ray"]), required=True,
+    help="Where to start it: torchrun on this host, sbatch, kubectl, sky, or ray.",
 )  # fmt: skip
 @key_options("overrides")
 @click.option("--dry-run", is_flag=True, help="Show every file and command; start nothing.")
@@ -61,10 +61,11 @@ from meshwright.cli.verbs import verb
     help="kubernetes: folder of the results in the pods, on a volume claim.  [default: NAME on the first claim]",
 )  # fmt: skip
 def command() -> None:
-    """Start a run on one host or many: torchrun, Slurm, Kubernetes.
+    """Start a run on one host or many: torchrun, Slurm, Kubernetes, SkyPilot, Ray.
 
-    Generates a torchrun command, an sbatch script or a Kubernetes manifest, with the environment variables that suit
-    the accelerator, and starts it. --dry-run shows all of it, with the reason for every variable, and starts nothing.
+    Generates a torchrun command, an sbatch script, a manifest of Kubernetes, a task of SkyPilot or a script for Ray,
+    with the environment variables that suit the accelerator, and starts it. --dry-run shows all of it, with the reason
+    for every variable, and starts nothing.
 
     Options that begin with local:, slurm: or kubernetes: need that --on.
     """
