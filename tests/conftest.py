@@ -244,10 +244,12 @@ class Training:
             stderr=subprocess.PIPE,
         )
 
-    def train(self, *arguments: str, page: bool = False, script: Path | None = None) -> dict[str, Any]:
+    def train(
+        self, *arguments: str, page: bool = False, script: Path | None = None, limit_s: float = 240
+    ) -> dict[str, Any]:
         """Train to the end and return the record."""
         process = self.start(*arguments, page=page, script=script)
-        stdout, stderr = process.communicate(timeout=240)
+        stdout, stderr = process.communicate(timeout=limit_s)
         assert process.returncode == 0, stderr
         return json.loads(stdout)
 
