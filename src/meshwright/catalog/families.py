@@ -8,7 +8,7 @@ code and the weights ask it; docs/guides/adding-a-model-family.md shows how to a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from meshwright.catalog import family_configs as configs
@@ -259,7 +259,11 @@ FAMILIES: dict[str, ModelFamily] = {record.architecture: record for record in _R
 
 
 def family_that_fits(model: Model) -> ModelFamily | None:
-    """The family whose files hold this model: the one it names, or the first that can express its shapes."""
+    """The family whose files hold this model: the one it names, or the first that can express its shapes.
+
+    All of them have a class that scores texts.
+    """
+    model = replace(model, num_labels=0)
     for family in trained_families():
         is_named = family.architecture == (model.family or family.architecture)
         if is_named and family.fits(model) and (family.has_predictions or not model.num_mtp_layers):

@@ -23,6 +23,8 @@ OUTSIDE_LAYERS = {
     "norm.weight": "model.norm.weight",
     "head.weight": "lm_head.weight",
 }
+SCORES = "score.weight"
+"""The head of a reward model."""
 MODULES_TO_SAVE = {"embed_tokens": "embedding", "lm_head": "head"}
 """Modules that PEFT trains whole beside adapters -> names in a run file."""
 

@@ -15,7 +15,7 @@ from meshwright.catalog.families import FAMILIES, NOT_READ
 from meshwright.errors import InputError
 from meshwright.hub import fetch
 from meshwright.json_values import load_json
-from meshwright.specs.model import Model
+from meshwright.specs.model import Model, reward_model
 from meshwright.specs.model_parts import (
     full_layer_problems,
     linear_problems,
@@ -58,6 +58,10 @@ def hub_folder(name: str) -> Path:
     return fetch(name, patterns=["config.json"], what="the model's config.json")
 
 
+SCORES_TEXTS, WRITES_TEXTS = "ForSequenceClassification", "ForCausalLM"
+"""Ends of transformers' architectures."""
+
+
 def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
     """The model that a Hugging Face config describes.
 
@@ -68,6 +72,9 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
         raise InputError(f"{name}: a config is a JSON object", got=type(config).__name__)
     architectures = config.get("architectures") or []
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
+    scores = isinstance(architecture, str) and architecture.endswith(SCORES_TEXTS)
+    if scores:
+        architecture = architecture.replace(SCORES_TEXTS, WRITES_TEXTS)
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if isinstance(architecture, str) and architecture in NOT_READ:
         raise InputError(
@@ -88,7 +95,14 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
     keys = ConfigKeys(config, name=name)
     model = family.read(keys)
     _check(model)
-    return replace(model, name=name, family=family.architecture, unsupported=keys.unsupported())
+    model = replace(model, name=name, family=family.architecture, unsupported=keys.unsupported())
+    if not scores:
+        return model
+    classes = config.get("id2label")
+    num = len(classes) if isinstance(classes, Mapping) else config.get("num_labels", 2)  # transformers' default
+    if num != 1:
+        raise InputError(f"{name}: a model of classes is not read", got=f"{num} labels", allowed="a reward model's one")
+    return reward_model(model)
 
 
 def _way_on(config: Mapping[str, Any]) -> str:

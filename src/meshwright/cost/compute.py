@@ -509,7 +509,7 @@ def _sum_of(parts: Mapping[str, PassTimes]) -> PassTimes:
 
 def _calibrated_head(s: LayerShapes) -> dict[str, PassTimes]:
     """The head of most stacks by part: all logits, which the loss reads and writes."""
-    model, rates, tokens, vocab = s.model, s.rates, s.tokens, s.model.vocab / s.plan.tensor
+    model, rates, tokens, vocab = s.model, s.rates, s.tokens, s.model.head_rows / s.plan.tensor
     loss = tokens * vocab * LOSS_BYTES / s.streaming_bytes_per_s * rates.elementwise_factor
     return {
         "GEMMs": _linear(s, tokens, vocab, model.hidden, bf16=True),
@@ -520,7 +520,7 @@ def _calibrated_head(s: LayerShapes) -> dict[str, PassTimes]:
 def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:
     """The head of the native engine's kernel by part: logits of a chunk of tokens, which their gradient
     overwrites, and the sum of the weight gradients of chunks."""
-    vocab, hidden, element_bytes = s.model.vocab / s.plan.tensor, s.model.hidden, s.precision.activation_bytes
+    vocab, hidden, element_bytes = s.model.head_rows / s.plan.tensor, s.model.hidden, s.precision.activation_bytes
     said = s.precision.loss_chunk
     rows = loss_rows(s.tokens, said=said, vocab=vocab, hidden=hidden, element_bytes=element_bytes, sums=s.trained)
     chunks = num_chunks(s.tokens, rows=rows)

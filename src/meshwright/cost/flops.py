@@ -163,7 +163,7 @@ def count_parameters(model: ModelTable) -> Parameters:
     layer, module_model = _layer(model), prediction_module(model)
     module = layer if module_model is model else _layer(module_model)
     embedding = (model.vocab + model.learned_positions) * h
-    head = np.where(model.tied, 0, model.vocab * h) + model.head_bias * model.vocab
+    head = np.where(model.tied, 0, model.head_rows * h) + model.head_bias * model.vocab
     streams = stream_head_parameters(model)
     projection = 2 * h * h + 3 * h + streams
     is_moe = np.where(model.num_experts > 0, 1, 0)
@@ -185,7 +185,7 @@ def count_parameters(model: ModelTable) -> Parameters:
         total=body + embedding + head + model.num_mtp_modules * (module.total(is_moe) + projection),
         active=model.num_layers * layer.attention
         + active
-        + model.vocab * h
+        + model.head_rows * h
         + model.num_mtp_layers * (module_active + model.vocab * h),
     )
 
@@ -236,6 +236,6 @@ def model_flops_per_token(model: ModelTable, *, seq_len: Array, count: Attention
     ]
     core = core + scored[0] + scored[1]
     core = core + model.num_layers * model.linear_share * linear_attention.model_flops_per_token(model)
-    lora = model.num_layers * parameters.lora_layer + model.saved_head * model.vocab * model.hidden / 3
+    lora = model.num_layers * parameters.lora_layer + model.saved_head * model.head_rows * model.hidden / 3
     weight = np.where(model.lora_rank > 0, 4 * parameters.active + 6 * lora, 6 * parameters.active)
     return weight + 3 * core

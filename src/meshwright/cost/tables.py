@@ -64,6 +64,7 @@ class ModelTable(Table):
     num_dense_layers: Array
     num_moe_layers: Array  # in a hybrid with mixtures all: a layer is the mean of its kinds
     vocab: Array
+    head_rows: Array  # the vocabulary, or the scores of a reward model
     num_heads: Array
     num_kv_heads: Array
     qk_dim: Array  # per head
@@ -190,7 +191,7 @@ class ModelTable(Table):
     @property
     def saved_parameters(self) -> Array:
         """Parameters of embedding and head that are trained whole beside adapters."""
-        return (self.saved_embedding + self.saved_head * (1 - self.tied)) * self.vocab * self.hidden
+        return (self.saved_embedding * self.vocab + self.saved_head * (1 - self.tied) * self.head_rows) * self.hidden
 
     @property
     def trains_head(self) -> Array:
@@ -301,6 +302,7 @@ def model_row(model: Model, *, lora: Lora | None = None) -> ModelTable:
         num_dense_layers=model.num_layers - num_moe,
         num_moe_layers=num_moe,
         vocab=model.vocab,
+        head_rows=model.head_rows,
         num_heads=a.num_heads,
         num_kv_heads=a.num_kv_heads,
         qk_dim=a.head_dim,

@@ -77,7 +77,9 @@ class PlanRequest:
         return BatchTable(
             seq_len=self.seq_len,
             global_batch=self.global_batch,
-            head_passes=int(pairs is not None and self.stack.framework == NATIVE),  # others hold all logits
+            head_passes=int(
+                pairs is not None and not self.model.num_labels and self.stack.framework == NATIVE
+            ),  # others hold all logits
             reference_passes=int(has_removable_reference(pairs, self.lora)),
         )
 

@@ -60,10 +60,11 @@ def changed_model(base: Model, changes: ModelVariant) -> Model:
     """`base` with the keys of `changes`. Raises `BelowError` where the two disagree."""
     given = changes.model_dump(exclude_unset=True, exclude={"base"})
     shapes = asdict(base) | {"family": base.family or None}
+    num_labels = shapes.pop("num_labels")  # no key
     section = validated(InlineModel, _merged(shapes, given))
     if isinstance(section, list):  # a section that the base does not have needs all of its keys
         raise BelowError(".".join(map(str, section[0].path)), f"is missing: {base.name} does not have it")
-    model = inline_model(section)
+    model = replace(inline_model(section), num_labels=num_labels)
     is_other = bool(given.keys() - {"name", "num_mtp_layers"})
     return replace(model, name=f"{base.name}-variant") if is_other and "name" not in given else model
 

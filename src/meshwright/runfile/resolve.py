@@ -34,7 +34,7 @@ from meshwright.runfile.validate import validated
 from meshwright.specs import run as specs
 from meshwright.specs.features import AttentionKernel, Dispatcher, Features, Preset, runs_on
 from meshwright.specs.hardware import HERE, MAX_DEVICES, Accelerator, Cluster, Stack
-from meshwright.specs.model import Lora, Model
+from meshwright.specs.model import Lora, Model, reward_model
 from meshwright.specs.optimizers import OPTIMIZERS, OWN_KEYS
 from meshwright.specs.plan import STORED_MODULES, Plan
 from meshwright.specs.precision import PRECISIONS, Precision
@@ -65,6 +65,9 @@ def resolve(document: RunFileDocument, file: schema.RunFile, *, name: str, here:
     all problems."""
     problems = _Problems()
     model = problems.attempt("model", _model, file.model)
+    pairs = file.train.preference
+    if model is not None and pairs is not None and pairs.loss is specs.PreferenceLoss.REWARD:
+        model = reward_model(model)
     lora = problems.attempt("lora", _lora, file, model)
     here = problems.attempt("calibration", _calibrated_here, file) or here
     cluster = problems.attempt("cluster", _cluster, file.cluster, here)
@@ -236,6 +239,8 @@ def _lora(file: schema.RunFile, model: Model | None) -> Lora | None:
         lora = file.lora or Lora()
         if model is not None:
             _require_places(lora, model)
+            if model.num_labels and "head" not in lora.modules_to_save:  # as PEFT: the scores have no base
+                lora = replace(lora, modules_to_save=(*lora.modules_to_save, "head"))
         return lora
     if file.lora is not None:
         raise InputError("is given, but the task is pretrain", hint="write `task: lora`")

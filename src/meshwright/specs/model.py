@@ -11,7 +11,18 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Annotated
 
-from meshwright.specs.limits import PER_LAYER, BelowOne, Limits, Names, NotNegative, Positive, Share, Size, SizeOrZero
+from meshwright.specs.limits import (
+    PER_LAYER,
+    BelowOne,
+    Limits,
+    Names,
+    NoKey,
+    NotNegative,
+    Positive,
+    Share,
+    Size,
+    SizeOrZero,
+)
 from meshwright.specs.sparse_attention import Compression, Indexer
 
 
@@ -359,12 +370,18 @@ class Model:
     parallel_norms: Annotated[int, Limits(ge=0, le=2)] = 0
     zero_centered_norms: bool = False  # norms multiply by 1 + weight (Gemma)
     scaled_embeddings: bool = False  # the embedding's output is multiplied by the root of `hidden` (Gemma)
+    num_labels: Annotated[int, NoKey] = 0  # rows of a head that scores a text, in place of one for the vocabulary
     logit_cap: NotNegative = 0.0  # logits l become c tanh(l / c) (Gemma 2); 0: not capped
     rope: Rope = Rope()
     windowed_rope: Rope | None = None  # of layers with a sliding window (Gemma 3); None: as `rope`
     family: str = ""  # name of the architecture in Hugging Face transformers, where there is one
     # parts, or keys of its config, that no engine here computes: only planned (ALiBi)
     unsupported: Annotated[tuple[str, ...], PER_LAYER] = ()
+
+    @property
+    def head_rows(self) -> int:
+        """Rows of the head's matrix."""
+        return self.num_labels or self.vocab
 
     @property
     def num_moe_layers(self) -> int:
@@ -410,3 +427,8 @@ class Model:
     def num_windowed_layers(self) -> int:
         """Layers with a sliding window."""
         return sum(self.windowed_layers)
+
+
+def reward_model(model: Model) -> Model:
+    """`model` with a head of one row, which scores a text: it is not the embedding's matrix."""
+    return replace(model, num_labels=1, tied_embeddings=False)

@@ -24,6 +24,7 @@ ABSENT: Mapping[str, Any] = MappingProxyType(
         "norm_placement": NormPlacement.BEFORE,
         "parallel_norms": 0,
         "head_bias": False,
+        "num_labels": 0,
         "zero_centered_norms": False,
         "scaled_embeddings": False,
         "logit_cap": 0.0,

@@ -349,6 +349,7 @@ class PreferenceLoss(StrEnum):
     SIMPO = "simpo"  # Meng et al. 2024
     ORPO = "orpo"  # Hong et al. 2024
     KTO = "kto"  # Ethayarajh et al. 2024, of single answers that are desirable or not
+    REWARD = "reward"  # Bradley and Terry 1952: of the scores of a head of one row, at the end of each answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -361,6 +362,7 @@ class Preference:
     margin: NotNegative | None = None  # of SimPO, by which rewards should differ (gamma); None: 0.5
     desirable_weight: Positive = 1.0  # of KTO, of the losses of desirable answers; as the next
     undesirable_weight: Positive = 1.0
+    center_coefficient: NotNegative = 0.0  # of reward, of the squared sum of both scores
 
     @property
     def has_reference(self) -> bool:

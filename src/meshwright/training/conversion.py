@@ -25,6 +25,7 @@ from meshwright.training.models import (
     build_model,
     dequantise,
     init_adapters,
+    init_scores,
     materialize,
     merge_adapters,
 )
@@ -164,6 +165,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     """
     if run.lora is None:
         module = build_model(run.model, device="cpu")
+        init_scores(module, seed=run.train.seed)
         load_weights(module, weights, new_rows=run.data.new_rows)
         origin = find_weights(str(weights))
     else:

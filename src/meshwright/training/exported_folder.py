@@ -58,6 +58,12 @@ def complete_folder(folder: Path, content: Content) -> tuple[str, ...]:
         if generation:
             generation = {k: v for k, v in generation.items() if k not in TOKEN_IDS} | ids
             _write(folder / GENERATION, generation)
+    if content.shapes.num_labels and config.get("pad_token_id") in (None, *end_tokens(config)):
+        config["pad_token_id"] = None
+        tokenizer_notes += (
+            "the tokenizer has no padding token besides its end token, at which the score is: transformers scores one "
+            "text at a time, or pads with another token that pad_token_id of config.json names",
+        )
     if notes_on_end(tokenizer):
         tokenizer_notes += notes_on_end(tokenizer)
         config |= _name_end(folder, tokenizer, config) if is_base_tokenizer else {}

@@ -130,6 +130,11 @@ def load_trained(
         other = open_tokenizer(tokenizer, source=None, cache=default_cache())
         notes = tuple(note for note in loaded.notes if note != loaded.tokenizer_fault)
         loaded = replace(loaded, tokenizer=other, ends=(other.end,), notes=notes)
+    if loaded.model.num_labels:
+        raise InputError(
+            "a reward model scores texts, and writes none", got=given,
+            hint="`checkpoint to-hf` writes it for transformers' AutoModelForSequenceClassification",
+        )  # fmt: skip
     known = loaded.tokenizer
     if known is not None and known.vocab > loaded.model.vocab:
         raise InputError(

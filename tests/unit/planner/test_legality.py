@@ -294,6 +294,7 @@ CASES = [
     ("recomputed dropout",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("mla_up_projection",)),
      {"model": "deepseek-v2-lite", "keys": (*LORA, "lora.dropout=0.1", "lora.targets=[query, output]")}),
+    ("dropout of attention", Plan(tensor=2, data_shard=32), {"keys": ("train.attention_dropout=0.1",)}),
     ("steps of labels", Plan(pipeline=2, data_shard=32), {"keys": ("batch.label_tokens=1000000",)}),
     ("pairs of answers", Plan(pipeline=2, data_shard=32), {"keys": ("train.preference=dpo",)}),
     ("pairs of answers", Plan(context=2, data_shard=32), {"keys": ("train.preference=dpo",)}),

@@ -62,7 +62,7 @@ def loss_bytes(
     chunk = vocab * chunk_rows(tokens, vocab=vocab, chunk_logits=chunk)
     chunk = np.where(said < 0, chunk, np.where(said == 0, logits, said * vocab))
     whole = logits * (constants.logits_bytes + 2 * model.num_mtp_layers)
-    head = model.vocab * model.hidden / plan.tensor * trained
+    head = model.head_rows * model.hidden / plan.tensor * trained
     return LossBytes(
         logits=np.where(in_chunks, np.minimum(logits, chunk) * logit_bytes, whole),
         hidden_gradient=in_chunks * tokens * model.hidden * hidden_bytes,
@@ -109,7 +109,7 @@ def largest_chunks(
 
 
 def _vocab(model: ModelTable, plan: PlanTable, constants: MemoryConstants) -> Array:
-    return model.vocab / np.where(np.asarray(constants.splits_logits) > 0, plan.tensor, 1)
+    return model.head_rows / np.where(np.asarray(constants.splits_logits) > 0, plan.tensor, 1)
 
 
 def _logit_bytes(precision: PrecisionTable, constants: MemoryConstants) -> Array:

@@ -180,7 +180,7 @@ def state_rates(
         unreduced=shared * _stated(constants.wire_gradient_bytes, precision.reduce_bytes) * trained,
         whole=_adds_up_whole(batch, plan, constants) * (width > 1) * sent * trained,
         matrix=np.where(constants.gathers_matrices > 0, _largest_matrix(model, plan), np.inf),
-        head=np.where(constants.gathers_matrices > 0, model.vocab * model.hidden / plan.tensor, np.inf),
+        head=np.where(constants.gathers_matrices > 0, model.head_rows * model.hidden / plan.tensor, np.inf),
         keeps_gathered=plan.pipeline > 1,
     )
 

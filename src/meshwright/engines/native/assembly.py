@@ -47,6 +47,7 @@ from meshwright.training.models import (
     configure_router_losses,
     init_adapters,
     init_magnitudes,
+    init_scores,
     init_weights,
     materialize,
     named_seed,
@@ -300,6 +301,7 @@ def _stage(
         init_weights(module, seed=run.train.seed)
     else:
         init_adapters(module, seed=run.train.seed)
+        init_scores(module, seed=run.train.seed)
         load_weights(module, weights, new_rows=run.data.new_rows)
         init_magnitudes(module)
     return module

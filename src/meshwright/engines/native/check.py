@@ -50,6 +50,8 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     if run.train.attention_dropout and run.model.attention.score_cap:
         reason = "attention with capped scores has no kernel that drops probabilities: must be 0"
         yield Unsupported(key="train.attention_dropout", reason=reason)
+    if run.model.num_labels and run.train.preference is None:
+        yield Unsupported(key="model", reason="its head scores texts: train.preference: reward trains it")
     if run.train.preference is not None:
         yield from _preference(run.train.preference, run)
     yield from _rate_factors(run)
@@ -57,15 +59,25 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         yield from _lora(run.lora, run)
 
 
-UNSMOOTHED = (PreferenceLoss.ORPO, PreferenceLoss.KTO)
+UNSMOOTHED = (PreferenceLoss.ORPO, PreferenceLoss.KTO, PreferenceLoss.REWARD)
 
 
 def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
     key, loss = "train.preference", pairs.loss
+    is_reward = loss is PreferenceLoss.REWARD
     is_weighted = {pairs.desirable_weight, pairs.undesirable_weight} != {1.0}
     for name, is_stated, reason in (
         (f"{key}.margin", pairs.margin is not None and loss is not PreferenceLoss.SIMPO, f"{loss.value} has no margin"),
         (f"{key}.label_smoothing", pairs.label_smoothing and loss in UNSMOOTHED, f"{loss.value} has none: must be 0"),
+        (f"{key}.center_coefficient", pairs.center_coefficient and not is_reward, "only of reward: must be 0"),
+        ("model", run.model.num_labels and not is_reward, "its head scores texts: train.preference: reward trains it"),
+        (f"{key}.beta", is_reward and pairs.beta != Preference.beta, "rewards of reward have no scale: leave it out"),
+        (
+            "model.num_mtp_layers",
+            is_reward and run.model.num_mtp_layers,
+            "a reward model predicts no tokens: must be 0",
+        ),
+        ("data.added_tokens", is_reward and run.data.added_tokens, "not of a reward model: leave it out"),
         (f"{key}.desirable_weight", is_weighted and loss is not PreferenceLoss.KTO, "only of kto: must be 1"),
         ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
         ("train.label_smoothing", run.train.label_smoothing, f"of pairs it is {key}.label_smoothing: must be 0"),
@@ -75,7 +87,11 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
         ("train.compile", run.train.compile, "layers are not compiled with pairs of answers: leave it out"),
         ("batch.label_tokens", run.label_tokens, "steps of pairs are counted in pairs: leave it out"),
         ("data.joined_documents", run.data.joined_documents, "the answers of a pair must not see each other"),
-        ("model.num_mtp_layers", run.model.num_mtp_layers and run.lora is None, "not trained on pairs: must be 0"),
+        (
+            "model.num_mtp_layers",
+            run.model.num_mtp_layers and not is_reward and run.lora is None,
+            "not trained on pairs: must be 0",
+        ),
     ):
         if is_stated:
             yield Unsupported(key=name, reason=reason)

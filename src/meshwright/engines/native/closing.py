@@ -71,7 +71,7 @@ ADAPTER = "adapter"  # folder of trained LoRA adapters, in the folder of results
 def sample_of(run: Run, *, assembly: Assembly, loader: BatchLoader, coordinates: MeshCoordinates) -> str | None:
     """Text that the trained model generates; None without a tokenizer. Collective."""
     tokenizer = loader.tokenizer
-    if tokenizer is None:
+    if tokenizer is None or run.model.num_labels:
         return None
     assembly.eval_mode()
     prompt = loader.prompt()

@@ -392,13 +392,12 @@ def _take_steps(run: Run, coordinates: MeshCoordinates) -> _Steps:
         if coordinates.num_ranks > 1:
             dist.all_reduce(loss)
         if index == 0:
-            found = ((master.name, master.gradient) for master in parts.optimizer.masters)
+            found = ((master.name, master.gradient) for master in parts.masters)  # of a small one a shard may be empty
             gradients = {name: _whole(gradient).clone() for name, gradient in found if gradient is not None}
         parts.optimizer.step(learning_rate=learning_rate(run.optimizer, step=index, num_steps=NUM_STEPS))
         parts.after_step(parts.collect_expert_load())
         losses.append(loss.item())
-    state = parts.state()
-    weights = {name.removeprefix("weights."): _whole(t) for name, t in state.items() if name.startswith("weights.")}
+    weights = {name: _whole(tensor) for name, tensor in parts.trained().items()}
     return _Steps(losses=losses, first_gradients=gradients, weights=weights)
 
 

@@ -85,6 +85,13 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
         _fill(matrix.weight, f"{name}.weight", draw, seed=seed)
 
 
+@torch.no_grad()
+def init_scores(model: Transformer, *, seed: int) -> None:
+    """Fill the head of a reward model, which weights that write texts lack."""
+    if model.model.num_labels and model.head is not None:
+        _fill(model.head.weight, "head.weight", partial(Tensor.normal_, std=STD), seed=seed)
+
+
 def reset_buffers(model: nn.Module) -> None:
     """Zero all buffers of the model: balancing biases, and counts within a step."""
     for buffer in model.buffers():

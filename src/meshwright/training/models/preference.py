@@ -8,9 +8,11 @@
     kto     w (1 - σ(s (r_y - z)))             s = 1 for a desirable answer, -1 for another; w is the weight of its kind
             z = beta max(0, mean of l_u - reference l_u), without gradient; u: the answers of other records
     orpo    -m_c - beta log σ(log odds(m_c) - log odds(m_r))                 log odds(m) = m - log(1 - exp(m))
+    reward  -log σ(s_c - s_r) + c (s_c + s_r)²           s_y = w h, of the hidden states h of the last token of y
 
 Sources: Rafailov et al. 2023 (DPO), equation 7; Mitchell 2023 (the label smoothing, "conservative DPO"); Meng et al.
-2024 (SimPO), equation 6; Hong et al. 2024 (ORPO), equations 4 to 7; Ethayarajh et al. 2024 (KTO), equation 8. The
+2024 (SimPO), equation 6; Ouyang et al. 2022 (reward models), equation 1; Eisenstein et al. 2023, section 2 (their
+center); Hong et al. 2024 (ORPO), equations 4 to 7; Ethayarajh et al. 2024 (KTO), equation 8. The
 reference is the model as it was before training: with adapters the model without them.
 
 A row of a batch holds one pair: document 0 is the chosen answer behind its prompt, document 1 the rejected one. Of KTO
@@ -81,6 +83,25 @@ def pair_losses(
         margin = DEFAULT_MARGIN if settings.margin is None else settings.margin
     lead_B = rewards_B2[:, 0] - rewards_B2[:, 1] - margin
     losses_B = -(1 - smoothing) * logsigmoid(lead_B) - smoothing * logsigmoid(-lead_B)
+    return losses_B * is_pair_B, _sums(rewards_B2, is_pair_B)
+
+
+def scores_at_ends(scores_BT1: Tensor, *, documents_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Score at the last token of each of two answers [B, 2], fp32, and whether it is there [B, 2]."""
+    of_answer_BT2 = documents_BT.unsqueeze(-1) == torch.arange(2, device=documents_BT.device)
+    places_T1 = torch.arange(documents_BT.shape[1], device=documents_BT.device).unsqueeze(-1)
+    last_B2 = (of_answer_BT2 * places_T1).amax(1)
+    return scores_BT1.squeeze(-1).float().gather(1, last_B2), of_answer_BT2.any(1)
+
+
+def reward_losses(settings: Preference, rewards_B2: Tensor, is_pair_B: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss of each row of a reward model [B], and the `NUM_SUMS` sums of its scores. A row of padding has the loss 0.
+
+    >>> losses, sums = reward_losses(Preference(loss=PreferenceLoss.REWARD), torch.zeros(1, 2), torch.tensor([True]))
+    >>> round(losses.item(), 4)
+    0.6931
+    """
+    losses_B = -logsigmoid(rewards_B2[:, 0] - rewards_B2[:, 1]) + settings.center_coefficient * rewards_B2.sum(1) ** 2
     return losses_B * is_pair_B, _sums(rewards_B2, is_pair_B)
 
 

@@ -42,7 +42,13 @@ from meshwright.training.models.families import is_dense
 from meshwright.training.models.feed_forward import FeedForward
 from meshwright.training.models.multi_token import PredictionModule, prediction_loss, with_gradient_of
 from meshwright.training.models.norm import ResidualSum, make_norm
-from meshwright.training.models.preference import NUM_SUMS, log_probabilities, pair_losses
+from meshwright.training.models.preference import (
+    NUM_SUMS,
+    log_probabilities,
+    pair_losses,
+    reward_losses,
+    scores_at_ends,
+)
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
@@ -122,7 +128,7 @@ class Head(nn.Linear):
     """
 
     def __init__(self, model: Model, *, options: TransformerOptions) -> None:
-        super().__init__(model.hidden, model.vocab, bias=False)
+        super().__init__(model.hidden, model.head_rows, bias=False)
         self.options, self.cap = options, model.logit_cap
 
     def forward(self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
@@ -264,14 +270,22 @@ class Transformer(nn.Module):
         x_BTD = self._through_layers(tokens_BT, layout)
         if self.norm is None or self.head is None:
             return x_BTD
-        out = self.head(self.norm(x_BTD), labels_BT, weights_BT)
-        if labels_BT is not None and self.options.preference is not None:
+        pairs = None if labels_BT is None else self.options.preference
+        if pairs is not None and self.model.num_labels:
             assert documents_BT is not None  # the two answers of a row
+            rewards_B2, is_there_B2 = scores_at_ends(self.head(self.norm(x_BTD)), documents_BT=documents_BT)
+            losses_B, sums = reward_losses(pairs, rewards_B2, is_there_B2.all(1))
+            self.reward_sums += sums
+            return losses_B.sum()
+        out = self.head(self.norm(x_BTD), labels_BT, weights_BT)
+        if pairs is not None:
+            assert labels_BT is not None
+            assert documents_BT is not None
             log_p_B2, lengths_B2 = log_probabilities(out, labels_BT=labels_BT, documents_BT=documents_BT)
             if is_scored:
                 return log_p_B2
             losses_B, sums = pair_losses(
-                self.options.preference, log_p_B2, lengths_B2, reference_B2,
+                pairs, log_p_B2, lengths_B2, reference_B2,
                 is_chosen_first_B=documents_BT[:, 0] == 0, group=self.data_group,
             )  # fmt: skip
             self.reward_sums += sums

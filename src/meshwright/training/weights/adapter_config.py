@@ -35,7 +35,7 @@ WITHOUT_EFFECT = (*_READ, *_OF_THE_BASE, *_OTHER)
 """Keys of PEFT's config that are read here, or that leave the function of the adapter as it is at any value."""
 _PLAIN = {
     "bias": ("none",),
-    "task_type": ("CAUSAL_LM",),
+    "task_type": ("CAUSAL_LM", "SEQ_CLS"),
     "layers_pattern": ("layers", ["layers"]),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base: PiSSA, OLoRA, CorDA, LoftQ
 }
@@ -126,10 +126,12 @@ def _matches(pattern: str, module: str) -> bool:
         raise InputError(f"adapter_config.json: {error}", got=pattern, allowed="a regular expression") from error
 
 
-def saved_by(config: Mapping[str, Any], *, is_tied: bool) -> tuple[str, ...]:
+def saved_by(config: Mapping[str, Any], *, is_tied: bool, scores: bool = False) -> tuple[str, ...]:
     """The modules that PEFT trains whole, by our names. Raises InputError for others, and where tied ones part."""
     given = config.get("modules_to_save") or []
     names = {str(name).removeprefix("model.") for name in (given if isinstance(given, list) else [given])}
+    if scores:  # PEFT names both heads that such models may have
+        names = {{"score": "lm_head"}.get(name, name) for name in names - {"classifier"}}
     if others := names - MODULES_TO_SAVE.keys():
         raise InputError(
             "modules_to_save: makes another function: only embedding and head are trained whole here",
@@ -146,15 +148,22 @@ def saved_by(config: Mapping[str, Any], *, is_tied: bool) -> tuple[str, ...]:
 
 
 def write_config(
-    folder: Path, sizes: Mapping[str, AdapterSize], *, lora: Lora, base: str | None, is_tied: bool = False
+    folder: Path,
+    sizes: Mapping[str, AdapterSize],
+    *,
+    lora: Lora,
+    base: str | None,
+    is_tied: bool = False,
+    scores: bool = False,
 ) -> None:
-    """Write PEFT's config of the adapters `sizes`, by the names of the files' modules."""
+    """Write PEFT's config of the adapters `sizes`, by the names of the files' modules. `scores`: of a reward model."""
+    saved = [theirs for theirs, ours in MODULES_TO_SAVE.items() if ours in lora.modules_to_save]
     ends: dict[str, dict[str, AdapterSize]] = {}
     for module, size in sizes.items():
         ends.setdefault(module.rsplit(".", 1)[-1], {})[module] = size
     config: dict[str, Any] = {
         "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if scores else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "r": lora.rank,
         "lora_alpha": lora.alpha,
@@ -163,7 +172,7 @@ def write_config(
         "rank_pattern": patterns_of(ends, "rank", usual=lora.rank),
         "alpha_pattern": patterns_of(ends, "alpha", usual=lora.alpha),
         "layers_to_transform": lora.layers,
-        "modules_to_save": [theirs for theirs, ours in MODULES_TO_SAVE.items() if ours in lora.modules_to_save] or None,
+        "modules_to_save": [{"lm_head": "score"}.get(name, name) if scores else name for name in saved] or None,
         "ensure_weight_tying": is_tied and bool(lora.modules_to_save),
         "use_dora": lora.use_dora,
         "bias": "none",

@@ -67,7 +67,9 @@ def save_adapters(
     with new_folder(Path(folder)) as partial_folder:
         write_file(partial_folder / WEIGHTS, entries)
         sizes = _written_sizes(whole, entries, model=model, lora=lora)
-        write_config(partial_folder, sizes, lora=lora, base=base, is_tied=model.tied_embeddings)
+        write_config(
+            partial_folder, sizes, lora=lora, base=base, is_tied=model.tied_embeddings, scores=model.num_labels > 0
+        )
 
 
 def _written_sizes(
@@ -216,7 +218,7 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
         alphas=patterns_of(keyed, "alpha", usual=usual.alpha),
         layers=None if len(layers) == model.num_layers else tuple(sorted(layers)),
         use_dora=bool(config.get("use_dora")),
-        modules_to_save=saved_by(config, is_tied=model.tied_embeddings),
+        modules_to_save=saved_by(config, is_tied=model.tied_embeddings, scores=model.num_labels > 0),
     )
 
 

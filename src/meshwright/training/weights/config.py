@@ -9,6 +9,7 @@ from typing import Any
 
 from meshwright.catalog.families import ModelFamily
 from meshwright.catalog.family_shapes import activation_key, scaling_keys
+from meshwright.catalog.huggingface import SCORES_TEXTS, WRITES_TEXTS
 from meshwright.specs.model import AttentionKind, Model
 from meshwright.training.weights.names import family_of
 
@@ -28,7 +29,9 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
     rope = model.rope
     scaled_context = int(rope.original_context * rope.factor)
     config = {
-        "architectures": [family.architecture],
+        "architectures": [
+            family.architecture.replace(WRITES_TEXTS, SCORES_TEXTS if model.num_labels else WRITES_TEXTS)
+        ],
         "model_type": family.model_type,
         "torch_dtype": dtype,
         "hidden_act": activation_key(model),
@@ -43,6 +46,8 @@ def config_of(model: Model, *, dtype: str, max_positions: int | None = None) -> 
         "rope_theta": rope.theta,
         "tie_word_embeddings": model.tied_embeddings,
     }
+    if model.num_labels:
+        config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     scaling = scaling_keys(rope)
     config |= {"rope_scaling": scaling} if scaling else {}
     config |= _latent(model) if model.attention.kind is AttentionKind.MLA else _grouped(model)

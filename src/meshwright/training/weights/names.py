@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from meshwright.catalog.families import ModelFamily, family_that_fits, trained_families
-from meshwright.catalog.family_tensors import OUTSIDE_LAYERS, PREDICTION_COPIES, PREDICTIONS
+from meshwright.catalog.family_tensors import OUTSIDE_LAYERS, PREDICTION_COPIES, PREDICTIONS, SCORES
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 
@@ -38,6 +38,8 @@ def file_names(model: Model, name: str, *, family: ModelFamily) -> tuple[str, ..
     """
     if name == "head.weight" and model.tied_embeddings:  # of the last stage, which has its own
         name = "embedding.weight"
+    if name == "head.weight" and model.num_labels:
+        return (SCORES,)
     if name in OUTSIDE_LAYERS:
         return (OUTSIDE_LAYERS[name],)
     kind, index, place = name.split(".", 2)
@@ -60,13 +62,13 @@ _NOT_READ = (
 def without_ignored(names: Iterator[str] | set[str], *, model: Model) -> set[str]:
     """Return the `names` of a file that `model` reads.
 
-    It ignores old buffers, the copy of a tied head, prediction modules that it lacks, and the copies of embedding and
-    head in prediction modules that it has.
+    It ignores old buffers, the copy of a tied head, the head for the vocabulary beside one that scores, prediction
+    modules that it lacks, and the copies of embedding and head in prediction modules that it has.
     """
     kept = {n for n in names if not any(pattern.search(n) for pattern in _NOT_READ)}
     end = model.num_layers + model.num_mtp_layers  # DeepSeek-V3: multi-token prediction is layer L
     kept = {n for n in kept if _layer(n) < end} - prediction_copies(model).keys()
-    return kept - {OUTSIDE_LAYERS["head.weight"]} if model.tied_embeddings else kept
+    return kept - {OUTSIDE_LAYERS["head.weight"]} if model.tied_embeddings or model.num_labels else kept
 
 
 def prediction_copies(model: Model) -> dict[str, str]:

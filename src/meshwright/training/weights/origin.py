@@ -9,6 +9,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from meshwright.catalog.family_tensors import SCORES
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.hub import fetch, is_hub_name
@@ -102,7 +103,7 @@ def differences(
                 allowed="weights in fp32, bf16 or fp16",
                 hint="convert them to bf16 with the tool of the model's authors",
             )
-    check_weights(folder, model, shapes=shapes, new_rows=new_rows)
+    files = check_weights(folder, model, shapes=shapes, new_rows=new_rows)
     try:
         config_model = model_from_path(folder)
     except MeshwrightError:  # no config.json, or one of an unknown architecture: nothing to compare with
@@ -115,13 +116,15 @@ def differences(
     names = ("num_mtp_layers", *NUMERICS) if model.experts is None else ("num_mtp_layers", *NUMERICS, *ROUTING)
     pairs = [(name, attrgetter(name)(model), attrgetter(name)(config_model)) for name in names]
     ours, theirs = parts_of(model), parts_of(config_model)
-    parts = [name for name in ABSENT if not name.startswith(("rope.", "attention.window_pattern"))]
+    parts = [name for name in ABSENT if not name.startswith(("rope.", "attention.window_pattern", "num_labels"))]
     pairs += [(name, ours.get(name, ABSENT[name]), theirs.get(name, ABSENT[name])) for name in parts]
     found = [
         f"model.{name} is {ours}; the config.json of the weights says {theirs}"
         for name, ours, theirs in pairs
         if ours != theirs
     ]
+    if model.num_labels and SCORES not in files.files:
+        found.append("the head that scores is not among the weights: it begins at random")
     known = positions_of(load_json(folder / "config.json"))
     known = known and max(known, int(model.rope.original_context * model.rope.factor))
     if known and sequence_length is not None and sequence_length > known:

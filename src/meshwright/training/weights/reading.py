@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from meshwright.catalog.family_tensors import OUTSIDE_LAYERS
+from meshwright.catalog.family_tensors import OUTSIDE_LAYERS, SCORES
 from meshwright.errors import InputError
 from meshwright.specs.model import Model
 from meshwright.training.distributed_tensors import is_distributed
@@ -29,9 +29,10 @@ _OF_VOCABULARY = (OUTSIDE_LAYERS["embedding.weight"], OUTSIDE_LAYERS["head.weigh
 def load_weights(built: Transformer, folder: str | Path, *, new_rows: str | None = None) -> None:
     """Fill the parameters and routing biases of `built` from a Hugging Face folder, casting to their dtype.
 
-    Adapters stay as they are; quantised matrices are rounded one by one. `built` may be a stage, and its
-    parameters may be DTensors; it must not be on the meta device. `new_rows` as in `GrownFolder`. Raises
-    InputError, before reading, that names missing and unexpected tensors and tensors of another shape.
+    Adapters stay as they are, and so does the head of a reward model that the files lack; quantised matrices are
+    rounded one by one. `built` may be a stage, and its parameters may be DTensors; it must not be on the meta device.
+    `new_rows` as in `GrownFolder`. Raises InputError, before reading, that names missing and unexpected tensors and
+    tensors of another shape.
     """
     assert not any(p.is_meta for p in built.parameters()), "materialize comes first"
     files = check_weights(folder, built.model, new_rows=new_rows)
@@ -39,6 +40,8 @@ def load_weights(built: Transformer, folder: str | Path, *, new_rows: str | None
     shapes = our_shapes(built.model)
     for name, tensor in tensors_of(built).items():
         names = file_names(built.model, name, family=family)
+        if names == (SCORES,) and SCORES not in files.files:
+            continue
         if (part := file_part(name, shapes=shapes, family=family)) is not None:
             fill(tensor, partial(part.read, files))
         elif not _is_stack(name):
@@ -123,6 +126,7 @@ def check_weights(
             got=scales[0],
             hint="use the repository that holds the model in bf16",
         )
+    shapes = {name: shape for name, shape in shapes.items() if name in held or name != SCORES}
     missing = [n for n in shapes if n not in held]
     unexpected = sorted(held - shapes.keys())
     if missing or unexpected:

@@ -87,7 +87,8 @@ def shard_matrices(model: Transformer, *, mesh: DeviceMesh, sequence_parallel: b
     if model.norm is not None:
         parallelize_module(model.norm, mesh, _on_residual(residual))
     if model.head is not None:
-        shard_vocabulary(model.head, mesh=mesh, residual=residual)
+        shard_head = _score_on_all_ranks if model.model.num_labels else shard_vocabulary
+        shard_head(model.head, mesh=mesh, residual=residual)
     model.tie()
     for name, parameter in model.named_parameters():  # PyTorch's styles make some frozen ones trainable
         parameter.requires_grad_(name in trained)
@@ -285,6 +286,17 @@ class _SharedByHeads(ParallelStyle):
 
         module.register_forward_hook(local)
         return module
+
+
+def _score_on_all_ranks(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
+    """Give every rank the whole head of a reward model and all tokens: it computes the same scores and gradients."""
+    head.weight = sharded(head.weight, mesh, Replicate())
+
+    def forward(h_BTD: Tensor) -> Tensor:
+        whole = DTensor.from_local(h_BTD, mesh, [residual], run_check=False).redistribute(mesh, [Replicate()])
+        return linear(whole.to_local(), _local(head.weight, None))
+
+    head.forward = forward  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def shard_vocabulary(head: Head, *, mesh: DeviceMesh, residual: Shard | Replicate) -> None:
