@@ -213,7 +213,9 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
         settings.notes += not_estimated([f"experts in 16 bits, as {key} is not set: base_format is of all matrices"])
     stored = " ".join(mark for mark in stored_as(known) if mark not in ("bf16", "f16", "fp16"))
     if stored and not is_quantised:
-        settings.notes += not_estimated([f"weights of {known} as they are stored, {stored}: they count as bf16"])
+        settings.notes += not_estimated(
+            [f"{settings.key('model')}: weights as they are stored ({stored}), not in bf16"]
+        )
     weights = settings.get("weights") or (None if component or settings.truth("from_scratch") else given)
     is_place = isinstance(weights, str) and ("/" in weights)
     return {"model": named or known} | ({"weights": weights} if is_place else {})

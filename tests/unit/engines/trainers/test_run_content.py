@@ -512,7 +512,7 @@ def test_names_of_weights_in_other_formats_are_noted(read):
     of_4_bits = LLAMA_FACTORY | {"model_name_or_path": "TechxGenus/Meta-Llama-3-8B-Instruct-GPTQ"}
     for content, is_noted in ((of_4_bits, False), (of_4_bits | {"quantization_bit": None}, True)):
         read(content)
-        assert any("as they are stored, gptq: they count as bf16" in note for note in read.notes) == is_noted
+        assert any("weights as they are stored (gptq), not in bf16" in note for note in read.notes) == is_noted
 
 
 def test_open_instruct(read):
