@@ -121,6 +121,8 @@ def servers(draw) -> tuple[Server, RequestLoad]:
     load = RequestLoad(
         input_tokens=draw(st.sampled_from([1, 100, 9000])),
         output_tokens=draw(st.sampled_from([2, 60, 900])),
+        input_spread=draw(st.sampled_from([0.0, 0.7])),
+        output_spread=draw(st.sampled_from([0.0, 1.0])),
         concurrency=draw(st.sampled_from([None, 0.1, 1, 3, 8, 64, 1000, 10**5])),
     )
     engine = engines()[draw(st.sampled_from(ENGINES))]
@@ -139,9 +141,10 @@ def test_requests_in_flight_are_the_rate_times_the_time_of_a_request(drawn):
     if asked.prefill_replicas:
         assert whole_s == pytest.approx(found.request_s)
         assert load.concurrency is None or found.in_flight == load.concurrency
-    else:  # the time of a request shares steps that its own TTFT counts whole
+    else:  # those that wait for a place wait for their first token
         waited_s = max((load.concurrency or 0) / found.in_flight - 1, 0) * found.request_s
-        assert found.request_s <= (whole_s - waited_s) * (1 + 1e-9) <= found.request_s + found.ttft.value
+        assert whole_s == pytest.approx(found.request_s + waited_s)
+        assert found.itl.value >= sum(found.step_components_s.values()) / (1 + load.accepted_per_step) * (1 - 1e-9)
 
 
 @given(servers(), st.floats(0.05, 0.95))

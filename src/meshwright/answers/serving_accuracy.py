@@ -193,7 +193,8 @@ def _leave_one_source_out(points: Sequence[PublishedPoint]) -> ServingPrediction
     columns = {name: np.full(len(points), np.nan) for name in ("value", "low", "high")}
     for source in sorted({p.source for p in points}):
         rows = [i for i, p in enumerate(points) if p.source == source]
-        refit = spread_as(fit([p for p in shipped if p.source != source]), shipped_constants())
+        rest = [p for p in shipped if p.source != source]
+        refit = spread_as(fit(rest, shipped_constants()), shipped_constants())
         part = predict_points([c for i in rows if (c := points[i].conditions)], refit)
         for name, values in columns.items():
             values[rows] = getattr(part, name)

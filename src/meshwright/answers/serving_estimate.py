@@ -107,6 +107,8 @@ def serving_estimate(
     engine: str | None = None,
     input_tokens: int,
     output_tokens: int,
+    input_spread: float | None = None,
+    output_spread: float | None = None,
     prefix_hit_rate: float | None = None,
     concurrency: Sequence[float] = (),
     requests_per_s: float | None = None,
@@ -145,6 +147,7 @@ def serving_estimate(
     )  # fmt: skip
     load = RequestLoad(
         input_tokens=input_tokens, output_tokens=output_tokens, prefix_hit_rate=prefix_hit_rate or 0.0,
+        input_spread=input_spread or 0.0, output_spread=output_spread or 0.0,
         drafted_per_step=drafted, accepted_per_step=accepted, lockstep=lockstep,
     )  # fmt: skip
     if requests_per_s is not None:

@@ -88,6 +88,11 @@ ARRIVALS = PlainText(
     unset="poisson",
     metavar="NAME",
 )
+INPUT_SPREAD, OUTPUT_SPREAD = (
+    Number(f"Coefficient of variation of the lengths of {what}, at most 10; --{name}-tokens is their mean.", unset="0",
+           metavar="CV")
+    for what, name in (("prompts", "input"), ("answers", "output"))
+)  # fmt: skip
 HIT_RATE = Number("Share of the tokens of prompts that the prefix cache holds, below 1.", unset="0", metavar="SHARE")
 SEED = Count("Seed of the arrivals.", low=0)
 PERCENTILE = Amount(
@@ -174,6 +179,8 @@ def inference_estimate(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     input_tokens: Annotated[int, Count("Tokens of a prompt.")],
     output_tokens: Annotated[int, Count("Tokens of an answer.")],
+    input_spread: Annotated[float | None, INPUT_SPREAD] = None,
+    output_spread: Annotated[float | None, OUTPUT_SPREAD] = None,
     prefix_hit_rate: Annotated[float | None, HIT_RATE] = None,
     precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,
@@ -229,6 +236,8 @@ def inference_plan(
     device_memory: Annotated[str | None, DEVICE_MEMORY] = None,
     input_tokens: Annotated[int, Count("Tokens of a prompt.")],
     output_tokens: Annotated[int, Count("Tokens of an answer.")],
+    input_spread: Annotated[float | None, INPUT_SPREAD] = None,
+    output_spread: Annotated[float | None, OUTPUT_SPREAD] = None,
     prefix_hit_rate: Annotated[float | None, HIT_RATE] = None,
     precision: Annotated[str | None, PRECISION] = None,
     kv_precision: Annotated[str | None, KV_PRECISION] = None,

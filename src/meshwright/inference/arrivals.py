@@ -1,9 +1,10 @@
 """Latencies of a server under arrivals: percentiles from a simulation of its replicas with the estimate's step times.
 
-Requests are dealt to the replicas in turn, so one of R replicas gets every R-th: its gaps are sums of R gaps, which
-have a gamma distribution again. Disaggregated replicas are simulated in the smallest group with the same ratio. A
-request is outside of all steps first (`ServingRates.request_s`). As in the estimate, n attention groups and pipeline
-stages that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987).
+Lengths of requests are log-normal where the load states a spread: a prompt takes its share of the mean prompt's time,
+a decode step is that of the mean context. Requests are dealt to the replicas in turn, so one of R replicas gets every
+R-th: its gaps are sums of R gaps, which have a gamma distribution again. Disaggregated replicas are simulated in the
+smallest group with the same ratio. A request is outside of all steps first (`ServingRates.request_s`). Pipeline stages
+that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987).
 
 The load is stable if fewer requests arrive than the server finishes with all places taken. Requests that are computed
 again then, because the cache is full, count: a queue that has formed once must drain.
@@ -27,7 +28,6 @@ from meshwright.inference.serving import (
     BatchLimit,
     RequestLoad,
     batch_limit,
-    isolated_prefill_s,
     outside_s,
     prefill_steps_s,
     recomputed,
@@ -172,39 +172,50 @@ def simulate(
     if groups > 1 and arrivals.arrivals is not Arrivals.CONSTANT:
         one = replace(one, arrivals=Arrivals.GAMMA, shape=(arrivals.shape or 1.0) * groups)
     arrived_s = np.array(list(due_times(one, requests + 2 * edge, seed=seed)))
-    first_s, end_s, queue_s = serve_all(asked, load, arrived_s, groups)
-    taken, gaps = slice(edge, edge + requests), load.output_tokens - 1
+    lengths = drawn_lengths(load, len(arrived_s), seed=seed)
+    first_s, end_s, queue_s = serve_all(asked, load, arrived_s, groups, lengths)
+    taken, gaps = slice(edge, edge + requests), lengths[:, 1] - 1
     begin, end = arrived_s[edge], arrived_s[edge + requests]
     inside = np.clip(end_s, begin, end) - np.clip(arrived_s, begin, end)
     return Simulated(
         arrived_s=arrived_s[taken], ttft_s=(first_s - arrived_s)[taken], e2e_s=(end_s - arrived_s)[taken],
-        itl_s=((end_s - first_s) / max(gaps, 1) * (gaps > 0))[taken],
+        itl_s=((end_s - first_s) / np.maximum(gaps, 1) * (gaps > 0))[taken],
         queue_share=queue_s / end_s.max() * groups / asked.of.layout.replicas,
         in_flight=float(inside.sum() / (end - begin)) * groups * rate / shown,
     )  # fmt: skip
 
 
+def drawn_lengths(load: RequestLoad, count: int, *, seed: int) -> FloatArray:
+    """Prompt and answer tokens of `count` requests, one row each: log-normal, as the load states mean and spread."""
+    variance = np.log1p(np.square([load.input_spread, load.output_spread]))
+    means = np.log([load.input_tokens, load.output_tokens]) - variance / 2
+    drawn = np.random.default_rng(seed).normal(means, np.sqrt(variance), (count, 2))
+    return np.maximum(np.round(np.exp(drawn)), 1.0)
+
+
 def serve_all(
-    asked: Server, load: RequestLoad, arrived_s: FloatArray, groups: int
+    asked: Server, load: RequestLoad, arrived_s: FloatArray, groups: int, lengths: FloatArray | None = None
 ) -> tuple[FloatArray, FloatArray, float]:
     """Times of first and last tokens of requests on one of `groups` groups of replicas, and seconds with a queue."""
     prompts, decoding, outside_s = _replicas(asked, load)
-    split = asked.prefill_replicas // groups
+    lengths = drawn_lengths(load, len(arrived_s), seed=0) if lengths is None else lengths
+    sizes, steps = lengths[:, 0] / load.input_tokens, (lengths[:, 1] - 1) / (1 + load.accepted_per_step)
+    split, ready_s = asked.prefill_replicas // groups, arrived_s + outside_s
     if not split:
-        return _in_turn(replace(decoding, prompt_steps=prompts.prompt_steps), arrived_s + outside_s, 1)
-    _, cached_s, queue_s = _in_turn(prompts, arrived_s + outside_s, split)
-    cached_s += transfer_s(asked.of, load.input_tokens)
+        return _in_turn(replace(decoding, prompt_steps=prompts.prompt_steps), 1, ready_s, steps, sizes)
+    _, cached_s, queue_s = _in_turn(prompts, split, ready_s, np.zeros_like(steps), sizes)
+    cached_s += transfer_s(asked.of, load.input_tokens) * sizes
     order, count = np.argsort(cached_s, kind="stable"), asked.of.layout.replicas // groups - split
-    first_s, end_s, more_s = _in_turn(decoding, cached_s[order], count)
+    first_s, end_s, more_s = _in_turn(decoding, count, cached_s[order], steps[order], sizes[order])
     back = np.argsort(order)
     return first_s[back], end_s[back], queue_s + more_s
 
 
-def _in_turn(one: BatchingReplica, ready_s: FloatArray, count: int) -> tuple[FloatArray, FloatArray, float]:
-    """The same of requests that are dealt to `count` replicas in turn."""
-    first_s, end_s, queue_s = np.empty_like(ready_s), np.empty_like(ready_s), 0.0
+def _in_turn(one: BatchingReplica, count: int, *each: FloatArray) -> tuple[FloatArray, FloatArray, float]:
+    """The same of requests that are dealt to `count` replicas in turn; `each` as `serve` takes it."""
+    first_s, end_s, queue_s = np.empty_like(each[0]), np.empty_like(each[0]), 0.0
     for i in range(count):
-        first_s[i::count], end_s[i::count], more_s = serve(one, ready_s[i::count].tolist())
+        first_s[i::count], end_s[i::count], more_s = serve(one, *(values[i::count].tolist() for values in each))
         queue_s += more_s
     return first_s, end_s, queue_s
 
@@ -227,12 +238,12 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
 
     again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
-        places=places, step_s=step_s, steps=float(work.steps), prompt_steps=0.0,
+        places=places, step_s=step_s, prompt_steps=0.0,
         prompts_s=prompts_s, recomputed=again, waited_steps=0.0 if asked.prefill_replicas else float(work.waited_steps),
     )  # fmt: skip
     step_tokens = asked.engine.batch_tokens * layout.attention_data  # where each attention group has prompts
-    prompts = replace(decoding, places=10**9, steps=0.0, prompt_steps=load.computed_tokens / step_tokens)
-    delay_s = (1 - 1 / (layout.attention_data * layout.pipeline)) * scalar(isolated_prefill_s(one, rates))
+    prompts = replace(decoding, places=10**9, prompt_steps=load.computed_tokens / step_tokens)
+    delay_s = (1 - 1 / layout.pipeline) * scalar(prefill_steps_s(one, rates, 1.0))
     return prompts, decoding, scalar(outside_s(one, rates)) + delay_s
 
 

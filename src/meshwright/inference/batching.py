@@ -33,20 +33,24 @@ class BatchingReplica:
 
     places: int  # requests that it serves at once
     step_s: Sequence[float]  # of a decode step by the requests that decode: 0 for none, up to `places`
-    steps: float  # decode steps of a request, a mean; 0: it has all its tokens when its prompt is computed
     prompt_steps: float  # steps that a prompt fills, as their tokens are bounded; 0: its cache comes from elsewhere
     prompts_s: Callable[[float, int], float]  # that prompts add to a step, by their sum and the requests that decode
     waited_steps: float = 0.0  # that are scheduled already when a request comes, a mean
     recomputed: float = 0.0  # prompts that a request computes again, where more wait than have a place
 
 
-def serve(replica: BatchingReplica, ready_s: Sequence[float]) -> tuple[FloatArray, FloatArray, float]:
+def serve(
+    replica: BatchingReplica, ready_s: Sequence[float], steps: Sequence[float], sizes: Sequence[float]
+) -> tuple[FloatArray, FloatArray, float]:
     """Serve requests that ask for a place at `ready_s`, in ascending order, until the last has ended.
+
+    steps: decode steps of each, a mean; 0: it has all its tokens when its prompt is computed. sizes: of their prompts,
+    over the mean.
 
     Returns seconds: of the first token of each request (where its prompt is computed elsewhere, of its place), of its
     last token, and those in which a request waited for a place or for the prompts before it.
     """
-    run = _Run(replica, ready_s)
+    run = _Run(replica, ready_s, steps, sizes)
     while run.num_ended < len(ready_s):
         run.admit()
         if run.prompts or run.decoding:
@@ -56,14 +60,17 @@ def serve(replica: BatchingReplica, ready_s: Sequence[float]) -> tuple[FloatArra
     return np.array(run.first_s), np.array(run.end_s), run.queue_s
 
 
-def _whole(mean: float, number: int) -> int:
-    """Steps of the request of this number, from 1 on: whole ones with that mean."""
-    return int(number * mean) - int((number - 1) * mean)
+def _whole(means: Sequence[float]) -> list[int]:
+    """Whole steps of each request, whose sum is that of the means."""
+    return np.diff(np.floor(np.cumsum(means) + ROUNDING), prepend=0).astype(int).tolist()
 
 
 class _Run:
-    def __init__(self, replica: BatchingReplica, ready_s: Sequence[float]) -> None:
-        self.replica, self.ready_s = replica, ready_s
+    def __init__(
+        self, replica: BatchingReplica, ready_s: Sequence[float], steps: Sequence[float], sizes: Sequence[float]
+    ) -> None:
+        self.replica, self.ready_s, self.sizes, self.steps = replica, ready_s, sizes, _whole(steps)
+        self.waited = _whole([replica.waited_steps] * len(ready_s))
         self.first_s, self.end_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
         self.prompts: deque[tuple[int, float]] = deque()  # request, what is left of its prompt; -1: computed again
         self.left = 0.0  # of all prompts
@@ -84,14 +91,15 @@ class _Run:
             self.num_admitted += 1
             self.num_held += 1
             if self.replica.prompt_steps:
-                waited = 0 if is_idle else _whole(self.replica.waited_steps, self.num_admitted)
+                waited = 0 if is_idle else self.waited[self.num_admitted - 1]
                 self.coming.append((self.clock + waited, self.num_admitted - 1))
             else:
                 self._begin(self.num_admitted - 1)
         if self.replica.recomputed and self.next_s() <= self.now:
             self.crowded.update(range(begun, self.num_admitted))
         while self.coming and (self.coming[0][0] <= self.clock or not (self.prompts or self.decoding)):
-            self._append(self.coming.popleft()[1], 1.0)
+            request = self.coming.popleft()[1]
+            self._append(request, self.sizes[request])
 
     def advance(self) -> None:
         """One step with prompts, or the decode steps until a request ends or comes."""
@@ -107,7 +115,7 @@ class _Run:
         begun, self.now = self.now, self.now + count * step_s
         self.clock += count
         computed = self._take(part)
-        if self.prompts and self.prompts[-1][1] == 1.0:
+        if self.prompts and self.prompts[-1][1] == self.sizes[self.prompts[-1][0]]:
             self.queue_s += self.now - begun
         elif is_full:
             self.queue_s += max(self.now - max(begun, self.next_s()), 0.0)
@@ -139,9 +147,8 @@ class _Run:
     def _begin(self, request: int) -> None:
         """The request has its first token and decodes the others, or has ended."""
         self.first_s[request] = self.now
-        steps = _whole(self.replica.steps, request + 1)
-        heapq.heappush(self.decoding, (self.clock + steps, request))
-        if not steps:
+        heapq.heappush(self.decoding, (self.clock + self.steps[request], request))
+        if not self.steps[request]:
             self._end_decoded()
 
     def _end_decoded(self) -> None:

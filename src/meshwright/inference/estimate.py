@@ -55,6 +55,7 @@ class LoadEstimate:
         scale = load.input_tokens / load.output_tokens
         return {
             "input_tokens": load.input_tokens, "output_tokens": load.output_tokens, "concurrency": load.concurrency,
+            "input_spread": load.input_spread, "output_spread": load.output_spread,
             "prefix_hit_rate": load.prefix_hit_rate, "cached_tokens": load.input_tokens - load.computed_tokens,
             "in_flight": self.in_flight, "most_in_flight": self.most_in_flight,
             "batch_per_replica": self.limit.sequences, "bound_by": self.limit.binds,

@@ -42,8 +42,8 @@ class HeldOut:
     log_sd: float  # of the constants
 
 
-def fit(points: Sequence[PublishedPoint]) -> ServingCalibration:
-    """Fit the constants to points with conditions; no points: the priors."""
+def fit(points: Sequence[PublishedPoint], start: ServingCalibration | None = None) -> ServingCalibration:
+    """Fit the constants to points with conditions, from those of `start` on; no points: the priors."""
     conditions = [p.conditions for p in points if p.conditions is not None]
     if not conditions:
         return _prior()
@@ -57,7 +57,8 @@ def fit(points: Sequence[PublishedPoint]) -> ServingCalibration:
         soft = np.sign(error) * np.sqrt(2 * (np.sqrt(1 + error**2) - 1))
         return np.concatenate([weight * soft, x / sd])
 
-    found = least_squares(residuals, np.zeros(len(columns)), method="trf")
+    begin = np.zeros(len(columns)) if start is None else start.prior_and_values(columns)[0]
+    found = least_squares(residuals, begin, method="trf")
     precision = found.jac.T @ found.jac
     return ServingCalibration(
         keys=tuple(u.key for u in columns),
@@ -89,11 +90,11 @@ def leave_one_source_out(
 ) -> list[HeldOut]:
     """Predict each source by constants fitted to the other sources of `seen` (default: the points themselves)."""
     seen = points if seen is None else seen
-    found = []
+    whole, found = fit(seen), []
     for source in sorted({p.source for p in points}):
         rest = [p for p in seen if p.source != source]
         part = [p for p in points if p.source == source]
-        calibration = fit(rest)
+        calibration = fit(rest, whole)
         conditions = [p.conditions for p in part if p.conditions is not None]
         columns, log_values = log_predictor(conditions)
         x, covariance = calibration.prior_and_values(columns)

@@ -172,12 +172,15 @@ def _conditions(row: CsvRow, said: Statements, value: float | None, assumed: lis
         raise _RefusedError(PointReason.DISAGGREGATED)
     layout, gpus = _layout(row, said, assumed)
     length_in, length_out = (_length(row, column) for column in ("isl", "osl"))
-    load_concurrency = _concurrency(row, gpus)
+    requests_per_s = _request_rate(row, gpus)
+    load_concurrency = _concurrency(row, gpus) if requests_per_s is None else None
     speculation = _speculation(row, said)
     if length_out == 1 and quantity in (Quantity.ITL, Quantity.USER_RATE):
         raise _RefusedError(PointReason.INCONSISTENT, "an answer of one token has no gaps")
     place = catalog.cluster(_cluster_name(device, gpus))
     engine = _engine(row, said)
+    if layout.attention_data > 1 and engine.name.startswith("trtllm") and _is_inferencex(row):
+        engine = replace(engine, balanced_steps=BALANCED)
     if engine.name == "generic":
         assumed.append(f"engine {row.text('framework')!r} is not known: as a generic one")
     if said.value("prefix_cache") and not said.value("prefix_hits"):
@@ -196,6 +199,8 @@ def _conditions(row: CsvRow, said: Statements, value: float | None, assumed: lis
             concurrency=load_concurrency, rounds=_rounds(row, assumed),
             prefix_hit_rate=share(said.value("prefix_hits")), **speculation,
         )  # fmt: skip
+        if requests_per_s is not None:
+            load = _at_rate(served, engine, load, requests_per_s, quantity, assumed)
         limit = batch_limit(served, load, engine, shipped_reserve())
     except InputError as error:
         raise _RefusedError(PointReason.INCONSISTENT, error.message) from None
@@ -456,6 +461,37 @@ def _concurrency(row: CsvRow, gpus: int) -> float | None:
     return float(number * (gpus if found[2] else 1))
 
 
+_PER_SECOND = r"(?:qps|rps|req(?:uest)?s? ?(?:/|per ) ?s(?:ec(?:ond)?)?)"
+_REQUEST_RATE = re.compile(
+    rf"(?:(?:request )?rate|qps|rps)[ =:]*(\d*\.?\d+)(?: ?{_PER_SECOND})?(?: ?(?:per |/)(gpu|device))?"
+    rf"|(\d*\.?\d+) ?{_PER_SECOND}(?: ?(?:per |/)(gpu|device))?"
+)
+
+
+def _request_rate(row: CsvRow, gpus: int) -> float | None:
+    """Requests/s that arrive on all devices; None where the load is no rate."""
+    if not (found := _REQUEST_RATE.fullmatch(row.text("concurrency").lower().replace("-", " ").replace("_", " "))):
+        return None
+    rate = replace(row, cells={"concurrency": found[1] or found[3]}).number("concurrency")
+    return (rate or _none(PointReason.NO_LOAD)) * (gpus if found[2] or found[4] else 1)
+
+
+def _at_rate(
+    served: Served, engine: EngineTraits, load: RequestLoad, rate: float, quantity: Quantity, assumed: list[str]
+) -> RequestLoad:
+    """The load whose requests in flight finish the rate, by the shipped constants. A full server is at its own rate."""
+    from meshwright.inference.server import rate_load, server  # which predict by points
+
+    asked = server(served, engine)
+    try:
+        return rate_load(asked, load, rate)
+    except InfeasibleError as error:
+        if quantity is Quantity.TTFT:  # it grows with every request of the benchmark
+            raise _RefusedError(PointReason.NO_LOAD, error.message) from None
+        assumed.append(f"{rate:g} requests/s are more than it finishes: a full server")
+        return load
+
+
 _INFERENCEX = ("inferencex", "inferencemax")
 """Beginnings of the names of SemiAnalysis's benchmark."""
 
@@ -464,16 +500,25 @@ ROUNDS, SHORTEST = 10.0, 0.8
 stated one to the whole (benchmark_serving.py --num-prompts CONC * 10 --request-rate inf --random-range-ratio 0.8)."""
 
 
+BALANCED = 60
+"""Steps that its TensorRT-LLM lets a prompt wait for those of other attention groups (benchmarks/*_trt.sh:
+attention_dp_config with enable_balance and timeout_iters 60)."""
+
+
+def _is_inferencex(row: CsvRow) -> bool:
+    return row.text("source").lower().startswith(_INFERENCEX)
+
+
 def _mean_length(row: CsvRow, stated: int) -> int:
-    drawn = row.text("source").lower().startswith(_INFERENCEX) and stated > 1
+    drawn = _is_inferencex(row) and stated > 1
     return round(stated * (1 + SHORTEST) / 2) if drawn else stated
 
 
 def _rounds(row: CsvRow, assumed: list[str]) -> float:
     """Rounds of the benchmark, which a mean time to the first token is over; a median is of later rounds."""
-    source, metric = row.text("source").lower(), row.text("metric").lower()
+    metric = row.text("metric").lower()
     if (
-        not source.startswith(_INFERENCEX)
+        not _is_inferencex(row)
         or not row.count("concurrency")
         or "ttft" not in metric
         or re.search("median|p50", metric)

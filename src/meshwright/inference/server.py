@@ -35,6 +35,8 @@ from meshwright.inference.serving import (
     Steady,
     batch_limit,
     eager_s,
+    outside_s,
+    prefill_steps_s,
     request_work,
     steady,
 )
@@ -104,7 +106,9 @@ def states(asked: Server, load: RequestLoad, batches: Array) -> Steady:
     prompt = prefill_seconds(
         work.prompt, asked.rates, work.token_steps, eager_s=eager_s(work, asked.rates, work.token_steps)
     )
-    return _disaggregated(asked, load, batches, replace(found, prompt=prompt))
+    of_step_s = np.clip(batches - 1, 0.0, 1.0) * found.step.total / 2  # that the request finds where it decodes
+    first_s = outside_s(work, asked.rates) + prefill_steps_s(work, asked.rates, 1.0) + of_step_s
+    return _disaggregated(asked, load, batches, replace(found, prompt=prompt, ttft_s=first_s))
 
 
 def _disaggregated(asked: Server, load: RequestLoad, batches: Array, mixed: Steady) -> Steady:

@@ -3,9 +3,9 @@
 A request has i prompt tokens and o answer tokens. B requests are in flight on each replica; each takes o - 1 decode
 steps and shares the device with the prompts of the others:
 
-    time of a request   t_request + (o - 1) t_step(B) + B t_prefill
-    ITL  (TPOT)         ((o - 1) t_step + (B - 1) t_prefill) / (o - 1)        mean gap between two tokens of a request
-    TTFT                t_request + t_prefill + half a step + the prompts ahead of it
+    time of a request   t_request + (o - 1/2) t_step(B) + B t_prefill = TTFT + (o - 1) ITL
+    ITL  (TPOT)         t_step and the other prompts that TTFT does not hold: the mean gap between two tokens
+    TTFT                t_request + t_prefill + what is left of the step that it finds + the prompts of its own step
     output tokens/s     replicas x B x o / time of a request
     total tokens/s      output x (i + o) / o
 
@@ -55,14 +55,17 @@ from meshwright.inference.work import Served, StepWork, drafting_work, kernels, 
 
 MAX_TOKENS = 10**9
 MAX_CONCURRENCY = 10**9
+MAX_SPREAD = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class RequestLoad:
-    """Requests of equal length. `concurrency` None: as many as fit (offline, or a saturated server)."""
+    """Requests with lengths of these means. `concurrency` None: as many as fit (offline, or a saturated server)."""
 
     input_tokens: int
     output_tokens: int
+    input_spread: float = 0.0  # coefficient of variation of the lengths of prompts
+    output_spread: float = 0.0  # the same of answers, which do not depend on the prompts
     concurrency: float | None = None  # requests in flight on all replicas together
     prefix_hit_rate: float = 0.0  # share of the tokens of a prompt whose cache is held already
     accepted_per_step: float = 0.0  # speculative decoding: drafted tokens accepted per step, on average
@@ -79,6 +82,11 @@ class RequestLoad:
             raise InputError("concurrency is out of range", got=self.concurrency, allowed="above 0")
         if not 0 <= self.prefix_hit_rate < 1:
             raise InputError("prefix_hit_rate is no share", got=self.prefix_hit_rate, allowed="0 to below 1")
+        for name in ("input_spread", "output_spread"):
+            if not 0 <= getattr(self, name) <= MAX_SPREAD:
+                raise InputError(f"{name} is out of range", got=getattr(self, name), allowed=f"0 to {MAX_SPREAD:g}")
+        if self.lockstep and (self.input_spread or self.output_spread):
+            raise InputError("requests of unequal lengths do not stay in step", hint="leave lockstep out")
         if not 0 <= self.accepted_per_step <= self.drafted_per_step:
             raise InputError(
                 "accepted tokens per step are out of range", got=self.accepted_per_step,
@@ -87,8 +95,8 @@ class RequestLoad:
 
     @property
     def context(self) -> float:
-        """Mean length of a sequence while it is decoded."""
-        return self.input_tokens + self.output_tokens / 2
+        """Mean length of a sequence while it is decoded. Long answers are decoded for longer."""
+        return self.input_tokens + self.output_tokens * (1 + self.output_spread**2) / 2
 
     @property
     def computed_tokens(self) -> float:
@@ -117,6 +125,7 @@ class EngineTraits:
     polled_steps: int = 1  # decode steps after which the scheduler looks for new requests again
     steps_ahead: int = 0  # that are scheduled while one runs: the host works beside the device
     tile_tokens: int = 1  # a GEMM of fewer tokens is computed as dot products, without reuse of the weights
+    balanced_steps: int = 0  # that decode, at most, while a prompt waits for those of the other attention groups
     server: str = ""  # level of the factor "server": one server with constants of its own (`inference.server_fit`)
 
 
@@ -140,7 +149,8 @@ def batch_limit(
         model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, context=length, reserve=reserve
     )
     device = device_memory(question, of.layout)
-    held = length if engine.reserves_answers else load.context
+    reserved = load.input_tokens + load.output_tokens * (1 + load.output_spread**2)  # long answers stay for longer
+    held = reserved if engine.reserves_answers else load.context
     kept = of.model if engine.windowed_cache else without_windows(of.model)
     whole = session_bytes_on_device(kept, of.cache, length, of.layout)
     if device.cache < whole:
@@ -196,6 +206,8 @@ class RequestWork(Table):
     steps: Array  # decode steps of a request
     replicas: Array
     groups: Array  # attention groups of a replica: a prompt runs on one of them
+    begun: Array  # other prompts that begin by a step, in the mean
+    balanced_steps: Array  # that decode while a prompt waits for those of other groups
     stages: Array  # pipeline stages: as many parts of the batch are on their way at once
     recomputed: Array  # prompts that are computed again for each request
     rounds: Array  # of a benchmark that begins with all requests at once; 0: endless
@@ -232,6 +244,8 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         steps=steps,
         replicas=of.layout.replicas,
         groups=of.layout.attention_data,
+        begun=ended,
+        balanced_steps=float(engine.balanced_steps),
         stages=of.layout.pipeline,
         recomputed=recomputed(load, limit, engine, of.layout.replicas),
         rounds=load.rounds,
@@ -251,15 +265,14 @@ def recomputed(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, repli
     return share * load.context / load.input_tokens
 
 
-OF_ONE_PROMPT = (
-    "cache_bytes", "gemm_flops", "grouped_flops", "attention_flops", "elementwise_bytes", "collective_s", "dispatch_s",
-    "sequences",
-)  # fmt: skip
+OF_ITS_GROUP = ("cache_bytes", "gemm_flops", "attention_flops", "elementwise_bytes", "collective_s", "dispatch_s")
+OF_ONE_PROMPT = (*OF_ITS_GROUP, "grouped_flops", "sequences")
 """Work of a prompt's own tokens. Weights, collectives and layers are those of a step, which prompts share."""
 
 
 LEAST = 1e-9
 """Requests by a step of an empty server."""
+ROUNDS = 20  # of a fixed point, each of which is nearer by half
 
 
 def prompt_work(of: Served, load: RequestLoad, batch_tokens: int) -> StepWork:
@@ -270,7 +283,8 @@ def prompt_work(of: Served, load: RequestLoad, batch_tokens: int) -> StepWork:
     """
     tokens, held = load.computed_tokens, load.input_tokens - load.computed_tokens
     count = max(1.0, batch_tokens / tokens)
-    step = step_work(of, sequences=count, tokens=tokens, context=held + tokens / 2, decoding=False, prefix=held)
+    context = held + tokens * (1 + load.input_spread**2) / 2
+    step = step_work(of, sequences=count, tokens=tokens, context=context, decoding=False, prefix=held)
     return replace(step, **{name: getattr(step, name) / count for name in OF_ONE_PROMPT})
 
 
@@ -294,46 +308,82 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     step = step_seconds(work.decode, rates)
     batch, decode_s = work.sequences, work.steps * step.total
     shared = np.maximum(batch, 1.0)  # below one request in flight, a request has the server to itself
+    busy = np.clip(batch - 1, 0.0, 1.0)  # those that are alone wait for no step
     ahead_s = started_ahead_s(work, step.total)
+    at_once, mean_s, left_s = groups_at_work(work, rates, step)
+    num_steps = np.maximum(work.token_steps / at_once, np.minimum(work.prompt_steps, 1 / at_once))
     prompt = prefill_seconds(
-        work.prompt,
+        prompts_of(work, 1.0, together=at_once),
         rates,
-        work.prompt_steps,
-        eager_s=eager_s(work, rates, work.prompt_steps, ahead_s=ahead_s),
+        num_steps,
+        eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s),
         decode_step=step,
-        mixes=work.mixes * (work.steps > 0) * np.clip(batch - 1, 0.0, 1.0),
+        mixes=work.mixes * (work.steps > 0) * busy,
     )
-    outside = outside_s(work, rates) + work.waited_steps * np.clip(batch - 1, 0.0, 1.0) * step.total
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
-    cohorts_s = cohort_s(work, rates, together)
-    own_s = np.where(in_step, cohorts_s, prefill_steps_s(work, rates, 1.0, ahead_s=ahead_s))
-    others_s = np.where(in_step, cohorts_s, prompt.total)
+    own_s = prefill_steps_s(work, rates, together, ahead_s=np.where(in_step, 0.0, ahead_s))
+    others_s = np.where(in_step, own_s, prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
-    others = np.maximum(shared / together / work.stages - 1, 0.0)
-    request_s = outside + decode_s + own_s + others * others_s + again_s
+    # of all prompts of a round, those on other attention groups are computed with the own one
+    others = np.maximum(shared / together / work.stages - np.where(in_step, 1.0, at_once), 0.0)
+    others_s = others * others_s
+    found_at_work = np.where(in_step, 0.5 * (shared > together), 0.5 * busy) * (work.steps > 0)
+    outside = outside_s(work, rates) + (work.waited_steps * busy + found_at_work) * step.total
+    request_s = outside + decode_s + own_s + others_s + again_s
     rate = work.replicas * batch * work.output_tokens / request_s
     gaps = work.output_tokens - 1
     several = gaps > 0
-    itl_s = np.maximum(request_s - outside - own_s, 0.0) / (gaps + (1 - several)) * several
-    one_s = np.where(in_step, own_s, isolated_prefill_s(work, rates, ahead_s))
+    busy_s = others_s / request_s
+    mean_s = np.where(work.groups > 1, mean_s, step.total / (1 - busy_s))
+    left_s = np.where(work.groups > 1, left_s, left_of_step_s(mean_s, prompt.total / work.stages, busy_s))
+    queue_s = left_s - step.total / 2 + work.waited_steps * (mean_s - step.total)
+    first_token_s = outside + own_s + np.where(in_step, 0.0, np.minimum(queue_s * busy, others_s))
+    itl_s = (request_s - first_token_s) / (gaps + (1 - several)) * several
     full = np.clip(1 / work.token_steps, 1.0, shared)  # prompts of the first round's steps, which end together
-    first_s = (shared / full + 1) / 2 * cohort_s(work, rates, full) / work.stages - one_s
+    first_s = (shared / full + 1) / 2 * prefill_steps_s(work, rates, full) / work.stages - own_s
     first_s = np.maximum(first_s + (shared - 1) / 2 * work.input_tokens * rates.token_s, 0.0)
     begun_s = np.where(in_step | (work.rounds == 0), 0.0, first_s / np.maximum(work.rounds, 1.0))
-    found_at_work = np.where(in_step & (shared <= together), 0.0, 0.5)  # of a step that the prompt waits for
-    first_token_s = outside + one_s + found_at_work * step.total + begun_s
     return Steady(
         step=step,
         prompt=prompt,
         in_flight=work.replicas * batch,
         request_s=request_s,
         itl_s=itl_s,
-        ttft_s=np.where(several, first_token_s, request_s) + (work.waiting - 1) * request_s,
+        ttft_s=np.where(several, first_token_s + begun_s, request_s) + (work.waiting - 1) * request_s,
         batch_s=request_s,
         output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,
     )
+
+
+def groups_at_work(work: RequestWork, rates: ServingRates, step: StepSeconds) -> tuple[Array, Array, Array]:
+    """Attention groups that compute prompts in a step with any, a mean; seconds of a step, and of what a request finds.
+
+    Prompts begin by chance, more of them during a long step than during a short one: a step has some with 1 - e^-n of
+    the n that come during the one before it, which had some itself in a share q of the steps. A step of one prompt is
+    as long as that of one on each group.
+    """
+    if np.all(work.groups == 1):
+        return np.ones_like(work.groups), step.total, step.total / 2
+    added_s = prefill_steps_s(work, rates, 1.0, decode_step=step)
+    share = -np.expm1(-work.begun)
+    for _ in range(ROUNDS):
+        each_s = work.begun / (step.total + share * added_s)  # prompts per second
+        after_long, after_short = -np.expm1(-each_s * (step.total + added_s)), -np.expm1(-each_s * step.total)
+        share = (share + after_short / (1 - after_long + after_short)) / 2  # half the way: it swings
+    mean_s = step.total + share * added_s
+    left_s = (mean_s + share * (1 - share) * added_s**2 / mean_s) / 2
+    return np.clip(work.begun / share + work.begun * work.balanced_steps, 1.0, work.groups), mean_s, left_s
+
+
+def left_of_step_s(mean_s: Array, prompt_s: Array, busy: Array) -> Array:
+    """Seconds of the step that a request finds and of the prompts that come meanwhile, which its own step computes.
+
+    Prompts take the share `busy` of the time. A Poisson number of them, of prompt_s each, is in a step of the mean S,
+    so its variance is prompt_s busy S / (1 - busy^2), and what is left of it (S + variance / S) / 2.
+    """
+    return (mean_s + prompt_s * busy / (1 - busy**2)) / 2 * (1 + 2 * busy)
 
 
 def started_ahead_s(work: RequestWork, step_s: Array) -> Array:
@@ -346,27 +396,23 @@ def started_ahead_s(work: RequestWork, step_s: Array) -> Array:
     return overlapped * np.clip(work.sequences - 1, 0.0, 1.0) * (1 - often) * step_s
 
 
-def cohort_s(work: RequestWork, rates: ServingRates, count: Array) -> Array:
-    """Seconds of the steps of `count` prompts that are computed together; at least one for each attention group."""
-    return prefill_steps_s(work, rates, np.maximum(count, work.groups), groups=work.groups)
-
-
-def isolated_prefill_s(work: RequestWork, rates: ServingRates, ahead_s: Array = 0.0) -> Array:
-    """Seconds of the steps of one prompt that shares them with no other prompt."""
-    return work.groups * prefill_steps_s(work, rates, 1.0, ahead_s=ahead_s)
-
-
 def prefill_steps_s(
-    work: RequestWork, rates: ServingRates, count: Array, *, groups: Array = 1.0,
-    decode_step: StepSeconds | None = None, ahead_s: Array = 0.0,
+    work: RequestWork, rates: ServingRates, count: Array, *, decode_step: StepSeconds | None = None,
+    ahead_s: Array = 0.0,
 ) -> Array:  # fmt: skip
-    """Seconds of the steps of `count` prompts on so many attention groups, or what they add to steps that decode."""
-    several = replace(work.prompt, **{name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT})
-    num_steps = np.ceil(count / groups * work.token_steps - ROUNDING)
+    """Seconds of the steps of `count` prompts on all attention groups, or what they add to steps that decode."""
+    num_steps = np.ceil(np.maximum(count / work.groups, np.minimum(count, 1.0)) * work.token_steps - ROUNDING)
     return prefill_seconds(
-        several, rates, num_steps, eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s),
-        decode_step=decode_step, mixes=work.mixes,
+        prompts_of(work, count, together=np.maximum(count, 1.0)), rates, num_steps,
+        eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s), decode_step=decode_step, mixes=work.mixes,
     ).total  # fmt: skip
+
+
+def prompts_of(work: RequestWork, count: Array, *, together: Array) -> StepWork:
+    """Work of `count` prompts, `together` of which are computed at once: a step ends with its fullest group."""
+    uneven = work.groups / np.clip(together, 1.0, work.groups)
+    values = {name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT}
+    return replace(work.prompt, **values | {name: values[name] * uneven for name in OF_ITS_GROUP})
 
 
 def eager_s(work: RequestWork, rates: ServingRates, num_steps: Array, *, ahead_s: Array = 0.0) -> Array:

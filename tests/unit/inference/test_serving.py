@@ -22,7 +22,7 @@ from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, 
 from meshwright.inference.rates import smooth_maximum
 from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
 from meshwright.inference.server import server, transfer_s
-from meshwright.inference.serving import BatchLimit, RequestLoad, isolated_prefill_s, prompt_work, request_work
+from meshwright.inference.serving import BatchLimit, RequestLoad, prefill_steps_s, prompt_work, request_work
 from meshwright.inference.work import Served, experts_chosen, group_on, kernels, step_work
 
 LOAD = RequestLoad(input_tokens=1024, output_tokens=256)
@@ -140,8 +140,7 @@ def test_rates_follow_from_times(vllm):
     found = estimate_load(vllm, replace(LOAD, concurrency=32))
     out, request_s = found.output_tokens_per_s.value, 32 / found.requests_per_s  # Little's law
     assert found.total_tokens_per_s.value == pytest.approx(out * (1024 + 256) / 256)
-    step_s = sum(found.step_components_s.values())
-    assert found.ttft.value - step_s / 2 + found.itl.value * 255 == pytest.approx(request_s)  # it begins within a step
+    assert found.ttft.value + found.itl.value * 255 == pytest.approx(request_s)
 
 
 @pytest.mark.parametrize(("tokens", "engine"), [((32_000, 32), "vllm"), ((1024, 1), "vllm"), ((1024, 1), "sglang")])
@@ -199,7 +198,7 @@ def test_the_host_bounds_the_steps_of_short_prompts_only(vllm):
     loads = [replace(one, input_tokens=n) for n in (64, 128, 8192)]
     for name, bound in (("sglang", True), ("llamacpp", False)):
         works = [request_work(served(tensor=8, replicas=1), load, engines()[name], limit) for load in loads]
-        short, double, long = (scalar(isolated_prefill_s(work, vllm.rates)) for work in works)
+        short, double, long = (scalar(prefill_steps_s(work, vllm.rates, 1.0)) for work in works)
         eager_s = 80 * 11 * scalar(vllm.rates.eager_kernel_s)
         assert (short == pytest.approx(eager_s, rel=0.2)) is bound
         assert (double < 1.05 * short) is bound
@@ -213,7 +212,7 @@ def test_a_step_of_few_tokens_is_a_graph_but_for_attention(vllm):
         load = RequestLoad(input_tokens=tokens, output_tokens=9)
         names = ({}, {"eager_prompts": False})
         works = [request_work(vllm.of, load, replace(vllm.engine, **changes), limit) for changes in names]
-        started_s, device_s = (scalar(isolated_prefill_s(work, vllm.rates)) for work in works)
+        started_s, device_s = (scalar(prefill_steps_s(work, vllm.rates, 1.0)) for work in works)
         assert started_s == pytest.approx(smooth_maximum(device_s, num_kernels * kernel_s))
 
 
@@ -259,8 +258,8 @@ def test_requests_wait_for_a_scheduler_that_looks_seldom(vllm):
         estimate_load(replace(vllm, engine=replace(vllm.engine, polled_steps=n)), load) for n in (1, 4)
     )  # fmt: skip
     waited_s = 1.5 * sum(often.step_components_s.values())
-    assert seldom.ttft.value == pytest.approx(often.ttft.value + waited_s)
-    assert seldom.itl.value == pytest.approx(often.itl.value)
+    assert waited_s < seldom.ttft.value - often.ttft.value < 1.5 * often.itl.value  # some of the steps have prompts
+    assert seldom.itl.value == pytest.approx(often.itl.value, rel=0.001)
     assert 16 / seldom.requests_per_s == pytest.approx(16 / often.requests_per_s + waited_s)  # Little's law
 
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+from dataclasses import replace
 
 import pytest
 from tests.every_member import check_every
 
+from meshwright.inference.estimate import estimate_rate
 from meshwright.inference.points import COLUMNS, PointReason, Quantity, read_points
+from meshwright.inference.server import server
 from meshwright.inference.stated import share
 
 ROW = {
@@ -182,10 +185,24 @@ def test_loads_and_lengths_in_words(point):
     loads = dict.fromkeys(
         ("conc 64", "concurrency=64", "64 concurrent requests", "64 users", "batch size 64", "BS=64", "8 per GPU"), 64.0
     ) | dict.fromkeys(("inf", "unlimited", "max throughput", "request rate inf"))
-    loads |= {"single stream": 1.0} | dict.fromkeys(("10 req/s", "QPS 5", "1-256"), PointReason.NO_LOAD)
+    loads |= {"single stream": 1.0} | dict.fromkeys(("1-256", "0 req/s", "1.2.3 qps"), PointReason.NO_LOAD)
     _check_texts(point, "concurrency", loads, lambda p: p.conditions.load.concurrency)
     lengths = {"8k": 8192, "1024 tokens": 1024, "~1000": 1000, "ShareGPT": PointReason.NO_LENGTHS}
     _check_texts(point, "isl", lengths, lambda p: p.conditions.load.input_tokens)
+
+
+def test_a_rate_of_requests_has_the_requests_in_flight_of_the_estimate(point):
+    """As `inference estimate --rate`; a rate that the server never finishes is a full one, without a first token."""
+    texts = ("2 req/s", "QPS 2", "2 rps", "request rate 2", "rate=2", "2 requests per second", "0.25 req/s/gpu")
+    for text in texts:
+        found = point(concurrency=text, metric="ttft").conditions
+        asked = server(found.served, found.engine)
+        assert estimate_rate(asked, replace(found.load, concurrency=None), 2.0).load == found.load, text
+        assert found.limit.sequences == pytest.approx(found.load.concurrency), text
+    over = point(concurrency="10000 req/s")
+    assert over.conditions.load.concurrency is None
+    assert any("a full server" in note for note in over.assumed)
+    assert point(concurrency="10000 req/s", metric="ttft").reason is PointReason.NO_LOAD
 
 
 def test_metrics_and_units_in_words(point):
