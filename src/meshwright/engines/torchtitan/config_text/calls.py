@@ -219,7 +219,7 @@ class Calls(ABC):
             return self._made(function, positional, named)
         if not callable(function):
             raise TypeError(f"{said(function)} is not callable")
-        if not isinstance(function, ProgramObject) and function in natives.BUILTINS:  # objects may have no hash
+        if not issubclass(type(function), ProgramObject) and function in natives.BUILTINS:  # objects may have no hash
             return self._called_builtin(function, positional, named)
         return function(*positional, **named)
 
