@@ -14,8 +14,7 @@ from meshwright.launch.request import Dispatch, LaunchRequest
 from meshwright.training.signals import STOPPED_EXIT_CODE
 
 SCRIPT = "submit.py"
-RESOURCES = {"NVIDIA": "GPU", "AMD": "GPU", "Intel": "HPU", "Google": "TPU"}
-"""Names of devices that Ray finds (docs.ray.io, Accelerator Support)."""
+RESOURCES = {"NVIDIA": "GPU", "AMD": "GPU", "Intel": "HPU", "Google": "TPU"}  # docs.ray.io, Accelerator Support
 
 
 def dispatch(request: LaunchRequest, *, address: str | None, python: str, workdir: Path) -> Dispatch:
