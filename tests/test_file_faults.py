@@ -37,6 +37,7 @@ from tests.unit.doctor.test_tuning import NODE
 from tests.unit.mlperf.conftest import SyntheticLog
 from tests.warm import WarmProcess
 
+from meshwright.records.ingest import read_ingest
 from meshwright.training.checkpoints import files as checkpoint_files
 
 FAKE_TRAIN = Path(__file__).parent / "unit" / "bench" / "fake_train.py"
@@ -370,6 +371,7 @@ def problem(place: Place, case: Case, expected: dict[str, Any], *, kind: FaultKi
     again = place.run(case.line, script=case.script, under=case.under)
     if again.exit_code == 2 and case.again and case.hint in again.stderr:
         if case.again.endswith("ingest"):
+            read_ingest(place.work / "ingest")  # what was measured before the fault is whole
             shutil.rmtree(place.work / "ingest")
         again = place.run(case.again, script=case.script)
     if again.exit_code != 0:

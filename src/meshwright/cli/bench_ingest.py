@@ -11,7 +11,7 @@ from meshwright.api.question import question_of
 from meshwright.cli.output import LiveLine, emitted_json, note, print_line, print_text_tables, say, write_html
 from meshwright.errors import InputError
 from meshwright.records.files import free_folder, now
-from meshwright.records.ingest import SIDECAR_NAME, IngestRecorder, IngestRow
+from meshwright.records.ingest import SIDECAR_NAME, TABLES, IngestRecorder, IngestRow
 from meshwright.targets import load
 from meshwright.training.cpu_libraries import require_torch
 
@@ -23,8 +23,8 @@ def run(*, asked: dict[str, Any], html_path: Path | None) -> None:
     require_torch("encoding chunks")
     given = question_of(bench_ingest).checked(asked)
     folder = given.pop("out") or free_folder("bench-ingest", mark=SIDECAR_NAME)
-    if (folder / SIDECAR_NAME).exists():
-        raise InputError("there are records already", got=str(folder / SIDECAR_NAME), hint="name another --out")
+    if (last := folder / [*TABLES.values()][-1].name).exists():  # without it the folder begins anew
+        raise InputError("there are records already", got=str(last), hint="name another --out")
     request = ingest_request(**given)
     watch = IngestProgress()
     ready = load("meshwright.bench.ingest.prepare:prepare")(request, watch=watch)
