@@ -557,9 +557,8 @@ def chunk_column(tokens: int | str | None) -> int:
     >>> [chunk_column(tokens) for tokens in (None, "auto", "all", 512)]
     [-1, -1, 0, 512]
     """
-    if isinstance(tokens, int):
-        return tokens
-    return 0 if tokens == ALL_TOKENS else -1
+    special = 0 if tokens == ALL_TOKENS else -1
+    return tokens if isinstance(tokens, int) else special
 
 
 def precision_row(

@@ -35,7 +35,6 @@ WITHOUT_EFFECT = (*_READ, *_OF_THE_BASE, *_OTHER)
 """Keys of PEFT's config that are read here, or that leave the function of the adapter as it is at any value."""
 _PLAIN = {
     "bias": ("none",),
-    "task_type": ("CAUSAL_LM", "SEQ_CLS"),
     "layers_pattern": ("layers", ["layers"]),
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base: PiSSA, OLoRA, CorDA, LoftQ
 }
@@ -56,8 +55,12 @@ class AdapterSize(NamedTuple):
     alpha: float
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """PEFT's config of a plain LoRA adapter. Raises InputError for any other, naming the key that makes it one."""
+def read_config(path: Path, *, scores: bool = False) -> dict[str, Any]:
+    """PEFT's config of a plain LoRA adapter; `scores`: of a reward model.
+
+    Raises InputError for any other, naming the key that makes it one.
+    """
+    usual = _PLAIN | {"task_type": ("SEQ_CLS" if scores else "CAUSAL_LM",)}
     try:
         config = load_json(path)
         config = {"lora_dropout": 0.0} | config
@@ -70,10 +73,10 @@ def read_config(path: Path) -> dict[str, Any]:
     if kind != "LORA":
         raise InputError(f"{path}: the kind of adapter", got=repr(kind), allowed="LORA")
     for key, value in config.items():
-        if key not in WITHOUT_EFFECT and value not in (None, False, "", [], {}, *_PLAIN.get(key, ())):
+        if key not in WITHOUT_EFFECT and value not in (None, False, "", [], {}, *usual.get(key, ())):
             raise InputError(
                 f"{path}: {key} makes another function than plain LoRA, or one that is not known here",
-                got=f"{key}: {value!r}", allowed=" or ".join(map(repr, (None, *_PLAIN.get(key, ())))),
+                got=f"{key}: {value!r}", allowed=" or ".join(map(repr, (None, *usual.get(key, ())))),
                 hint=_MERGE,
             )  # fmt: skip
     for key, value in numbers.items():

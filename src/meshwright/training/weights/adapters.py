@@ -198,7 +198,7 @@ def read_lora(folder: str | Path, *, model: Model) -> Lora:
 
     Raises InputError for an adapter of another kind.
     """
-    config = read_config(Path(folder) / CONFIG)
+    config = read_config(Path(folder) / CONFIG, scores=model.num_labels > 0)
     files = Folder(Path(folder), single=WEIGHTS)
     targets = _by_target(_sizes(config, files, model), model)
     parts = [targets.get(part, {}) for part in QKV_PARTS]
