@@ -258,7 +258,7 @@ def state_bytes(rates: StateRates, held: RankParameters, num_layers: Array) -> S
         + (held.split - held.unit + expert) * rates.cached
         - (held.split - held.unit) * rates.quantised,
         gradients=np.where(
-            rates.keeps_gathered | (rates.whole > 0),
+            np.logical_or(rates.keeps_gathered, rates.whole > 0),
             last,
             gradients + np.minimum(layer, rates.matrix) * rates.unreduced,
         ),
