@@ -72,8 +72,8 @@ def model_from_config(config: Mapping[str, Any], *, name: str) -> Model:
         raise InputError(f"{name}: a config is a JSON object", got=type(config).__name__)
     architectures = config.get("architectures") or []
     architecture = architectures[0] if isinstance(architectures, list) and architectures else None
-    scores = isinstance(architecture, str) and architecture.endswith(SCORES_TEXTS)
-    if scores:
+    scores = False
+    if isinstance(architecture, str) and (scores := architecture.endswith(SCORES_TEXTS)):
         architecture = architecture.replace(SCORES_TEXTS, WRITES_TEXTS)
     family = FAMILIES.get(architecture) if isinstance(architecture, str) else None
     if isinstance(architecture, str) and architecture in NOT_READ:

@@ -51,9 +51,10 @@ def _show(done: Evaluation) -> None:
     for text in done.texts:
         for kind in ("worst", "longest"):
             if text[kind]:
-                columns = {"document": "right", "loss": "right", "tokens": "right", "text": "left"}
                 print_table(
-                    columns, [_example(each) for each in text[kind]], title=f"{text['source']}: {kind} documents"
+                    {"document": "right", "loss": "right", "tokens": "right", "text": "left"},
+                    [_example(each) for each in text[kind]],
+                    title=f"{text['source']}: {kind} documents",
                 )
     if done.texts:
         print_line(f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}.")

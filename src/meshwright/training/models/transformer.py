@@ -76,7 +76,8 @@ class ResidualDropout(nn.Dropout):
 
     def __init__(self, p: float) -> None:
         super().__init__(p)
-        self.own_tokens, self.width = _all_tokens, 1
+        self.own_tokens: Callable[[Tensor], Tensor] = _all_tokens
+        self.width = 1
 
     def forward(self, input: Tensor) -> Tensor:
         """[B, T, D] (the name is nn.Dropout's)."""
@@ -340,8 +341,8 @@ class Transformer(nn.Module):
         return x_BTD * scale.item()
 
 
-def _all_tokens(x_BTD: Tensor) -> Tensor:
-    return x_BTD
+def _all_tokens(x_BT: Tensor, /) -> Tensor:
+    return x_BT
 
 
 def _embedding(model: Model) -> nn.Embedding:
