@@ -588,13 +588,12 @@ def precision_row(
 def as_planned(precision: PrecisionTable, plan: PlanTable) -> PrecisionTable:
     """`precision` with the formats that plans themselves state."""
     changes: dict[str, Array] = {}
-    mask, cache = np.asarray(plan.stored_mask), np.asarray(plan.weight_cache)
+    mask, cache, chunk = map(np.asarray, (plan.stored_mask, plan.weight_cache, plan.loss_chunk))
     if np.any(mask >= 0):
         for i, name in enumerate(("stored_ffn_bytes", "stored_norm_bytes")):
             changes[name] = np.where(mask < 0, getattr(precision, name), STORED_BYTES * (mask >> i & 1))
     if np.any(cache >= 0):
         changes["weight_cache"] = np.where(cache < 0, precision.weight_cache, cache)
-    chunk = np.asarray(plan.loss_chunk)
     if np.any(chunk >= 0):
         changes["loss_chunk"] = np.where(chunk < 0, precision.loss_chunk, chunk)
     return replace(precision, **changes) if changes else precision
