@@ -55,6 +55,7 @@ PRESENT = {
     "experts.latent": 64,
     "experts.own_norms": True,
     "mtp_shared": True,
+    "num_labels": 1,
 }
 WITHOUT_MENTION = {
     "name", "hidden", "num_layers", "vocab", "attention", "ffn_hidden", "gated_ffn", "experts", "tied_embeddings",
