@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from meshwright.catalog.stacks import stack_facts
@@ -65,8 +66,12 @@ def found_lines(text: str) -> str:
     return "\n".join(_LINE.findall(text))
 
 
-def with_stated_software(found: Imported, text: str, *, file: str) -> Imported:
+def with_stated_software(
+    found: Imported, text: str, *, file: str, alike: Mapping[str, Collection[str]] = MappingProxyType({})
+) -> Imported:
     """Return `found` with the software that the line in `text`, the content of `file`, states.
+
+    alike: by switch the values that the file's settings do not tell apart: the line does.
 
     Raises InputError for a line of another form, for an unknown key or value, and for one that settings contradict.
     """
@@ -75,7 +80,8 @@ def with_stated_software(found: Imported, text: str, *, file: str) -> Imported:
     stated, own = _stated(lines[0], file=file) if lines else {}, found.content["stack"]
     known = dict(engine_facts(found.content["engine"]).switches) if own and not found.program else {}
     for key in own.keys() & stated.keys():
-        if own[key] != stated[key] and stated[key] in known.get(key, ()):
+        is_told = not {own[key], stated[key]} <= {*alike.get(key, ())}
+        if own[key] != stated[key] and is_told and stated[key] in known.get(key, ()):
             raise InputError(
                 f"{file}: the line about the software of the run and the settings differ",
                 got=f"{key}: {stated[key]}, and {own[key]} by the settings", hint=f"leave {key} out of the line",

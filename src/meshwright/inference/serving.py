@@ -322,7 +322,8 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     )
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
-    own_s = prefill_steps_s(work, rates, together, ahead_s=np.where(in_step, 0.0, ahead_s))
+    # the experts of its step also compute the prompts of other attention groups
+    own_s = prefill_steps_s(work, rates, np.where(in_step, together, at_once), ahead_s=np.where(in_step, 0.0, ahead_s))
     others_s = np.where(in_step, own_s, prompt.total)
     again_s = shared / work.stages * work.recomputed * prompt.total
     # of all prompts of a round, those on other attention groups are computed with the own one

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 
 from meshwright.engines import external_record, external_workers
@@ -54,12 +55,18 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     from meshwright.engines.megatron.megatron_bridge.run_content import import_configuration
     from meshwright.engines.megatron.megatron_lm.options import split_source
     from meshwright.engines.megatron.megatron_lm.run_content import import_arguments
+    from meshwright.engines.megatron.megatron_lm.switch_options import UNTOLD_ATTENTION
     from meshwright.engines.megatron.primus.files import is_primus_yaml
     from meshwright.engines.megatron.primus.run_content import import_primus
+    from meshwright.engines.megatron.switches import FLASH_ATTENTIONS
     from meshwright.engines.software_line import with_stated_software
 
     refuse_recipe(source)
     read = import_configuration if is_bridge_yaml(source) else import_arguments
     read = import_primus if is_primus_yaml(source) else read
     found, path = read(source, cluster=cluster, ignore=ignore), Path(split_source(source)[0])
-    return with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path))
+    alike = {"attention": FLASH_ATTENTIONS} if read is import_arguments else {}
+    stated = with_stated_software(found, path.read_text(encoding="utf-8"), file=str(path), alike=alike)
+    if stated.content["stack"].get("attention") == found.content["stack"].get("attention"):
+        return stated
+    return replace(stated, notes=tuple(note for note in stated.notes if not note.startswith(UNTOLD_ATTENTION)))

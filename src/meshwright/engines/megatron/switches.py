@@ -79,6 +79,11 @@ SWITCHES = LAYERS | FORMATS
 BRIDGE_ONLY = ("flash_attention_version", *LAYERS["fuses_experts"].settings[True])
 """Settings of layers that only Megatron-Bridge's release of Megatron-Core has."""
 
+FLASH_ATTENTIONS = frozenset(
+    value for value, found in LAYERS["attention"].settings.items() if "flash_attention_version" in found
+)
+"""Kernels that arguments of Megatron-LM do not tell apart."""
+
 ABSENT: Settings = _TABLES["absent"]
 
 

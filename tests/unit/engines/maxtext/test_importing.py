@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any

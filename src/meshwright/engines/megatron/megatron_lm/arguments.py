@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.engines.megatron.megatron_core import constructors
-from meshwright.engines.megatron.switches import gathers_in_fp8, reduces_in_fp32, transformer_switches
+from meshwright.engines.megatron.switches import FLASH_ATTENTIONS, gathers_in_fp8, reduces_in_fp32, transformer_switches
 from meshwright.engines.megatron.unestimated import names_of_forks
 from meshwright.engines.software_line import software_line
 from meshwright.specs.model import AttentionKind, RopeScaling
@@ -52,7 +52,8 @@ def known_names(*, later: bool = False) -> dict[str, str]:
 
 def arguments_text(run: Run, plan: Plan) -> str:
     """Return the text of the file."""
-    return software_line(run) + "".join(f"{line}\n" for line in arguments(run, plan))
+    lacks = ("attention",) if run.stack.features.attention in FLASH_ATTENTIONS else ()
+    return software_line(run, lacks=lacks) + "".join(f"{line}\n" for line in arguments(run, plan))
 
 
 def arguments(run: Run, plan: Plan) -> list[str]:

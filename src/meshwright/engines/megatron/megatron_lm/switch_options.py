@@ -18,6 +18,9 @@ LAYERWISE = ["full"]  # an older name of graphs of whole layers
 OLDER_GRAPHS = {"enable-cuda-graph": "local", "external-cuda-graph": "transformer_engine"}
 
 
+UNTOLD_ATTENTION = "--attention-backend flash does not say which FlashAttention"
+
+
 def stack_section(
     options: MegatronOptions, plan: dict[str, Any], *, precision: str, accelerator: Accelerator
 ) -> dict[str, Any]:
@@ -33,7 +36,7 @@ def stack_section(
         elif switch.applies(scope):
             found |= _nearest(name, given, options, scope)
         if len(values) > 1:
-            options.note(f"--attention-backend flash does not say which FlashAttention: stack.attention is {values[0]}")
+            options.note(f"{UNTOLD_ATTENTION}: stack.attention is {values[0]}")
     for what, assumed in _others(options, plan):
         options.note(_assumption(what, assumed))
     return found | _amounts(options, scope)
