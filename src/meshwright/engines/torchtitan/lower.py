@@ -77,7 +77,8 @@ def module_text(run: Run, plan: Plan) -> str:
     blocks = [
         f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
         f'{VERSION}.\n\nWritten by Meshwright from the run file in the same folder.\n"""',
-        f"{software_line(run)}{imports(names, table=_TABLE)}",
+        # of some kernels the file does not say which
+        f"{software_line(run, lacks=('attention',))}{imports(names, table=_TABLE)}",
         "FOLDER = Path(__file__).parent",
         _initializations(run),
     ]
