@@ -9,6 +9,7 @@ from meshwright.catalog.lookup import engine_names
 from meshwright.catalog.stacks import notes_on_framework, stack_names
 from meshwright.errors import InputError
 from meshwright.runfile import from_options, loads
+from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Stack
 from meshwright.specs.plan import Recompute, Schedule, Sharding
 from meshwright.specs.precision import PRECISIONS
@@ -85,12 +86,15 @@ def questions_of_software(draw, engines: tuple[str, ...]) -> tuple[Run, tuple[st
     """Return a question whose run states of which software of its engine it is estimated, with a release's date."""
     run, fixed = draw(questions(engines))
     vendor = run.cluster.accelerator.vendor if run.cluster else ""
+    kernels = [AttentionKernel.UNFUSED, AttentionKernel.FA2, AttentionKernel.FLEX]
+    if run.cluster:
+        kernels = [kernel for kernel in kernels if runs_on(kernel, run.cluster.accelerator)]
     own = [name for name in stack_names() if not notes_on_framework(run.engine, Stack(framework=name), vendor=vendor)]
     stated = {
         "framework": st.sampled_from(own),
         "preset": st.sampled_from(["engine", "recipe"]),
         "vintage": st.floats(2023.0, 2027.0),
-        "attention": st.sampled_from(["unfused", "fa2", "flex"]),
+        "attention": st.sampled_from(kernels),
         "attention_tile": st.sampled_from([64, 512]),
         "parameter_format": st.sampled_from(["fp32", "bf16"]),
         "gradient_format": st.sampled_from(["fp32", "bf16"]),
