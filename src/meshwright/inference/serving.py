@@ -362,8 +362,8 @@ def groups_at_work(work: RequestWork, rates: ServingRates, step: StepSeconds) ->
     """Attention groups that compute prompts in a step with any, a mean; seconds of a step, and of what a request finds.
 
     Prompts begin by chance, more of them during a long step than during a short one: a step has some with 1 - e^-n of
-    the n that come during the one before it, which had some itself in a share q of the steps. A step of one prompt is
-    as long as that of one on each group.
+    the n that come during the one before it, which had some itself in a share q of the steps. A step with one
+    prompt takes as long as a step with a prompt on each group.
     """
     if np.all(work.groups == 1):
         return np.ones_like(work.groups), step.total, step.total / 2
