@@ -80,8 +80,8 @@ def with_stated_software(
     stated, own = _stated(lines[0], file=file) if lines else {}, found.content["stack"]
     known = dict(engine_facts(found.content["engine"]).switches) if own and not found.program else {}
     for key in own.keys() & stated.keys():
-        is_told = not {own[key], stated[key]} <= {*alike.get(key, ())}
-        if own[key] != stated[key] and is_told and stated[key] in known.get(key, ()):
+        is_decided = not {own[key], stated[key]} <= {*alike.get(key, ())}
+        if own[key] != stated[key] and is_decided and stated[key] in known.get(key, ()):
             raise InputError(
                 f"{file}: the line about the software of the run and the settings differ",
                 got=f"{key}: {stated[key]}, and {own[key]} by the settings", hint=f"leave {key} out of the line",
