@@ -56,6 +56,8 @@ def run(
     _show(found, advice)
     for target in targets:
         note(f"wrote {target}")
+    if run_path is not None and advice is None:
+        note("the records have too few shapes for efficiency corrections, so none is ranked: measure for longer")
     if not install and found.details["device"]["accelerator"] is None:
         note(f"a run of cluster {HERE!r} uses it with --calibration {targets[0]}; --install makes it the default")
 

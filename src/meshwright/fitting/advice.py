@@ -21,7 +21,6 @@ from meshwright.cost.rates import system_rates
 from meshwright.cost.step import estimate_steps
 from meshwright.cost.tables import plan_row
 from meshwright.cost.uncertainty import Z80
-from meshwright.errors import InputError
 from meshwright.planner.choice import best_plans, free_request, goal_of
 from meshwright.planner.estimate import estimate_plan
 from meshwright.planner.request import PlanRequest, request_for
@@ -73,14 +72,12 @@ class _Noted(EfficiencyCorrection):
         return found * SLOWER if key == self.slow else found
 
 
-def advise(run: Run) -> Advice:
-    """Raises InputError when the run's calibration has no efficiency corrections."""
+def advise(run: Run) -> Advice | None:
+    """Return the ranking; None where the run's calibration has no efficiency corrections."""
     request = request_for(run)
     calibration = request.calibration
     if calibration is None or not calibration.corrections:
-        raise InputError(
-            "there is nothing to choose from: the calibration has no efficiency corrections", got=run.calibration
-        )
+        return None
     plan = run.plan
     if plan is None:
         chosen = best_plans(free_request(run), goal=goal_of(run))

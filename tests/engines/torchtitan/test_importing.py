@@ -223,9 +223,7 @@ def test_the_stack_of_an_export_is_that_of_its_run(tmp_path):
     defaults = {"dispatcher": "all-to-all", "gradient_format": "fp32", "cuda_graphs": "none"}
     for name, run in runs.items():
         found = import_tree(trees[f"{name}/meshwright_run.py:train"], cluster="h100-8x1")
-        stated = run.stack.features.stated()
-        stated.pop("attention", None)  # FlexAttention, which an imported run has without a key
-        assert found.content["stack"] == defaults | stated, name
+        assert found.content["stack"] == defaults | run.stack.features.stated(), name
         assert switches_of(loaded(found)) == switches_of(run), name
         assert found.notes == ()
 

@@ -269,6 +269,18 @@ def test_the_next_measurement_is_one_that_the_step_needs_and_that_is_missing(tin
     assert same.gain < 0.5 * best.gain
 
 
+def test_without_corrections_the_calibration_is_written_and_no_measurement_ranked(
+    tiny, recorded, tmp_path, monkeypatch, meshwright
+):
+    few = replace(calibrate([read(recorded())]), corrections={})
+    monkeypatch.setattr("meshwright.cli.calibrate.calibrate", lambda files: few)
+    out = tmp_path / "few.json"
+    done = meshwright("calibrate", str(recorded()), "--out", str(out), "--for", str(tiny))
+    assert done.exit_code == 0
+    assert "none is ranked" in done.stderr
+    assert load(out).corrections == {}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

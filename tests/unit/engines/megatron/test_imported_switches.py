@@ -19,7 +19,7 @@ from meshwright.engines.megatron.megatron_lm.arguments import known_names
 from meshwright.engines.megatron.switches import ABSENT, BRIDGE_ONLY, SWITCHES
 from meshwright.errors import RunFileError
 from meshwright.planner.engines import AnyValue
-from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, WireFormat
+from meshwright.specs.features import CudaGraphs, Dispatcher, Features, WireFormat
 from meshwright.specs.run import Run
 
 BASE = """
@@ -76,13 +76,13 @@ def imported(path: Path, cluster: str) -> tuple[Run, str]:
 
 def as_megatron_has_it(run: Run, *, is_bridge: bool) -> Features:
     """The switches of a run where those that it leaves open are Megatron's, and those without a meaning are None."""
-    wanted, plan, has_experts = run.stack.features, run.plan, run.model.experts is not None
+    plan, has_experts = run.plan, run.model.experts is not None
     assert plan is not None
     defaults = Features(
         cuda_graphs=CudaGraphs.NONE, dispatcher=Dispatcher.ALL_TO_ALL, overlaps_experts=False, overlaps_tensor=False,
         fuses_experts=False, gradient_format=WireFormat.FP32, drops_tokens=False,
     )  # fmt: skip
-    found = wanted.or_else(defaults)
+    found = run.stack.features.or_else(defaults)
     absent = {}
     if plan.expert == 1:
         absent["overlaps_experts"] = None
@@ -96,9 +96,6 @@ def as_megatron_has_it(run: Run, *, is_bridge: bool) -> Features:
         absent["parameter_format"] = None
     if not is_bridge:
         absent |= {"fp8_attention": None, "fuses_experts": False if has_experts else None}
-        is_hopper = run.cluster.accelerator.architecture == "Hopper"
-        if wanted.attention is AttentionKernel.FA2 and is_hopper:
-            absent["attention"] = AttentionKernel.FA3
     absent |= {name: None for name in ("fp8_attention", "offloaded_activations") if not getattr(found, name)}
     return replace(found, **absent)
 
