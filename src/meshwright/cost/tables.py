@@ -41,7 +41,6 @@ from meshwright.specs.plan import (
 from meshwright.specs.precision import Precision
 
 RECOMPUTES = tuple(Recompute)
-
 STORED_BYTES = 1 + 4 / 128
 """Bytes of a value kept in 8 bits, int8 or e4m3: one scale in fp32 for 128 values."""
 
@@ -156,6 +155,7 @@ class ModelTable(Table):
     lora_row_inputs: Array  # of those whose inputs are split
     lora_row_outputs: Array
     lora_dropout: Array  # 0 or 1
+    lora_in_base: Array  # 1: the adapters begin with a part of the base (PiSSA, OLoRA)
     adapts_attention: Array  # 0 or 1: query, key or value
     adapts_ffn: Array  # 0 or 1
     dora_outputs: Array  # of a layer's adapted matrices with a magnitude for each row
@@ -387,7 +387,6 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
     resized = adapted if lora and lora.use_dora else ()
     saved = lora.modules_to_save if lora else ()
     columns, rows = ([m for m in adapted if m.by_inputs is by_inputs] for by_inputs in (False, True))
-    targets = {m.target for m in adapted}
     base = quantised_base(model, lora.base_format if lora else BaseFormat.FULL)
     return {
         "lora_rank": rank,
@@ -398,8 +397,9 @@ def _adapters(model: Model, lora: Lora | None) -> dict[str, float]:
         "lora_row_inputs": sum(m.share * m.inputs for m in rows),
         "lora_row_outputs": sum(m.share * m.outputs for m in rows),
         "lora_dropout": int(lora is not None and lora.dropout > 0),
-        "adapts_attention": int(bool({"query", "key", "value", QKV} & targets)),
-        "adapts_ffn": int(bool({"gate", "up", "down"} & targets)),
+        "lora_in_base": int(lora is not None and lora.moves_base),
+        "adapts_attention": int(any(m.target in ("query", "key", "value", QKV) for m in adapted)),
+        "adapts_ffn": int(any(m.target in ("gate", "up", "down") for m in adapted)),
         "dora_outputs": sum(m.share * m.outputs for m in resized),
         "dora_weights": sum(m.share * m.inputs * m.outputs for m in resized),
         "dora_matrix": max((m.inputs * m.outputs for m in resized), default=0),

@@ -108,6 +108,7 @@ def plain_adapters(lora: Lora, title: str) -> Iterator[Unsupported]:
     others = ("ranks", "alphas", "layers", "use_dora", "modules_to_save")
     return applying(
         (QKV in lora.targets, "lora.targets", one_for_three, "allowed: query, key, value"),
+        (lora.moves_base, "lora.init", f"{title}'s adapters begin at zero: must be standard"),
         (lora.dropout, "lora.dropout", f"{title}'s adapters have no dropout: must be 0"),
         *((getattr(lora, key), f"lora.{key}", one_size) for key in others),
     )

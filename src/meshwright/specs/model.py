@@ -260,6 +260,14 @@ class BaseFormat(StrEnum):
     NF4_DOUBLE = "nf4_double"  # the same with double quantisation: scales in 8 bits, a scale of theirs per 256
 
 
+class LoraInit(StrEnum):
+    """Initial adapters."""
+
+    STANDARD = "standard"  # A random, B zero: the model is its base
+    PISSA = "pissa"  # the largest singular values of the matrix, which the base loses (Meng et al. 2024)
+    OLORA = "olora"  # the first columns of its QR decomposition, likewise (Büyükakyüz 2024)
+
+
 NF4_BLOCK = 64
 """Weights with one scale in both formats of 4 bits (QLoRA, section 3)."""
 
@@ -320,6 +328,12 @@ class Lora:
     layers: Annotated[tuple[SizeOrZero, ...], Limits(min_length=1), _ascending] | None = None  # None: all
     use_dora: bool = False  # a trained length of each row of the matrices (DoRA, Liu et al. 2024)
     modules_to_save: Annotated[tuple[_SavedModule, ...], _each_once] = ()  # trained whole, beside the adapters
+    init: LoraInit = LoraInit.STANDARD
+
+    @property
+    def moves_base(self) -> bool:
+        """True if the base loses what the adapters begin with."""
+        return self.init is not LoraInit.STANDARD
 
     def at(self, matrix: str, *, layer: int) -> Lora | None:
         """These adapters with the one rank and alpha that `matrix` has in `layer`; None: the layer has none."""

@@ -36,8 +36,10 @@ from meshwright.training.weights import (
     adapter_sizes,
     adapters_of,
     find_weights,
+    initial_adapters,
     load_adapters,
     load_weights,
+    plain_adapters,
     read_lora,
     save_adapters,
     save_weights,
@@ -76,7 +78,8 @@ def load_saved(
     new_rows = None if held.data is None else held.data.new_rows
     lora = held.lora if dequantised else replace(held.lora, base_format=BaseFormat.FULL)
     module = _with_base(held.shapes, lora, origin, dtype=dtype, new_rows=new_rows)
-    checkpoint.load(saved, into={f"{_kind(held)}.{n}": p.detach() for n, p in adapters_of(module).items()})
+    adapters = {f"{_kind(held)}.{n}": p.detach() for n, p in adapters_of(module).items()}
+    checkpoint.load(saved, into=adapters | {f"buffers.{n}": t for n, t in initial_adapters(module).items()})
     merge_adapters(module)
     return module
 
@@ -85,9 +88,10 @@ def load_merged(
     model: Model, weights: Origin, adapters: Path, *, dtype: torch.dtype, new_rows: str | None = None
 ) -> Transformer:
     """The whole model on the host: `weights` with the adapters of a PEFT folder added."""
-    lora = replace(read_lora(adapters, model=model), base_format=BaseFormat.FULL)
-    module = _with_base(model, lora, weights, dtype=dtype, new_rows=new_rows)
-    load_adapters(module, adapters)
+    with plain_adapters(adapters, base=weights.folder, scores=model.num_labels > 0) as plain:
+        lora = replace(read_lora(plain, model=model), base_format=BaseFormat.FULL)
+        module = _with_base(model, lora, weights, dtype=dtype, new_rows=new_rows)
+        load_adapters(module, plain)
     merge_adapters(module)
     return module
 
@@ -103,8 +107,10 @@ def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtyp
     module = build_model(held.shapes)
     add_adapters(module, held.lora)
     adapters = {name: torch.empty(p.shape) for name, p in adapters_of(module).items()}
-    checkpoint.load(saved, into={f"{_kind(held)}.{name}": tensor for name, tensor in adapters.items()})
-    adapters = {name: tensor.to(FORMATS[dtype]) for name, tensor in adapters.items()}
+    initial = {name: torch.empty(t.shape) for name, t in initial_adapters(module).items()}
+    held_in = {f"{_kind(held)}.{name}": tensor for name, tensor in adapters.items()}
+    checkpoint.load(saved, into=held_in | {f"buffers.{name}": tensor for name, tensor in initial.items()})
+    adapters = {name: tensor.to(FORMATS[dtype]) for name, tensor in (adapters | initial).items()}
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
 
@@ -183,11 +189,18 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
 
 def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
     """The model of `run` on the meta device, its adapters real and filled from `folder`."""
-    found = read_lora(folder, model=run.model)
-    if _function(found, run.model) != _function(lora, run.model):
-        raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
-    module = _with_empty_adapters(run, lora)
-    load_adapters(module, folder)
+    if lora.moves_base:
+        raise InputError(
+            "a folder of adapters does not hold what their base has lost", got=f"lora.init: {lora.init}",
+            hint="lora.init: standard, and twice the rank and alpha, goes on from such adapters",
+        )  # fmt: skip
+    base = None if run.weights is None else find_weights(run.weights).folder
+    with plain_adapters(folder, base=base, scores=run.model.num_labels > 0) as plain:
+        found = read_lora(plain, model=run.model)
+        if _function(found, run.model) != _function(lora, run.model):
+            raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
+        module = _with_empty_adapters(run, lora)
+        load_adapters(module, plain)
     return module
 
 

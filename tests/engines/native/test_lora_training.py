@@ -86,6 +86,12 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
         Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2),
         (*EVERYTHING, "lora.use_dora=true"),
     ),
+    "fsdp, pissa": (
+        Plan(data_shard=2, sharding=Sharding.PARAMETERS, recompute=Recompute.FULL, micro_batch=2),
+        (*EVERYTHING, "lora.init=pissa"),
+    ),
+    "tensor, olora, dropout": (Plan(tensor=2, micro_batch=4), (*EVERYTHING, *DROPOUT, "lora.init=olora")),
+    "pipeline, pissa": (Plan(pipeline=2, micro_batch=2), ("lora.init=pissa",)),
     "tensor, dora, dropout": (Plan(tensor=2, micro_batch=4), (*EVERYTHING, *DROPOUT, "lora.use_dora=true")),
     "tensor, latent, dora": (Plan(tensor=2, micro_batch=4), (*LATENT, "lora.use_dora=true")),
     "experts": (
@@ -284,6 +290,8 @@ def test_only_adapters_have_masters_states_and_gradients(base, base_format):
         (("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}",), "lora.targets"),
         (("lora.base_format=int8",), "weights"),
         (("lora.use_dora=true", *QKV), "lora.targets"),
+        (("lora.init=pissa", *QKV), "lora.init"),
+        (("lora.init=olora", "lora.base_format=int8", "weights=w"), "lora.init"),
         (("lora.use_dora=true", "lora.base_format=int8", "weights=w"), "lora.base_format"),
         (("model.experts={num_experts: 4, top_k: 2, ffn_hidden: 32}", "lora.base_format=int8"), "lora.base_format"),
         ((*LATENT, "lora.targets=[qkv]"), "lora.targets"),
@@ -433,6 +441,58 @@ def test_results_in_other_formats_are_the_same_model(tuned, meshwright, base, ta
         assert_same_logits(untuned)
     theirs = peft.PeftModel.from_pretrained(untuned, "a/out/adapter").eval()
     assert_same_logits(theirs)
+
+
+@pytest.mark.filterwarnings(
+    "ignore:.*is_gradient_checkpointing:FutureWarning"  # peft 0.21 with transformers 5.23
+)
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_adapters_that_begin_in_their_base_are_those_of_peft(tuned, meshwright, base, init):
+    """They begin as PEFT's, change the base's function by training alone, and are written as plain ones."""
+    transformers, peft = pytest.importorskip("transformers"), pytest.importorskip("peft")
+    lora = f"lora={{rank: 3, alpha: 4, targets: [query, down], ranks: {{down: 2}}, init: {init}}}"
+    run, plain = lora_run(lora), lora_run("lora.targets=[query, down]")
+    coordinates = MeshCoordinates(plan=Plan(), device=CPU)
+    (ours,), (untrained,) = (assemble(r, coordinates=coordinates, weights=base).modules for r in (run, plain))
+    tokens = torch.randint(64, (2, 12), generator=torch.Generator().manual_seed(3))
+
+    def assert_same(found, expected) -> None:
+        assert_equals(lambda: {"logits": found}, {"logits": expected}, weights=ours.parameters(), terms=64 + 3)
+
+    assert_same(ours(tokens), untrained(tokens))
+    config = peft.LoraConfig(
+        r=3, lora_alpha=4, target_modules=["q_proj", "down_proj"], rank_pattern={"down_proj": 2}, init_lora_weights=init
+    )
+    record = tuned("a", "model.family=LlamaForCausalLM", lora)
+    fresh = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    begun = dict(peft.get_peft_model(fresh, config).named_parameters())
+    layer = "base_model.model.model.layers.1.self_attn.q_proj"
+    for name, part in (("lora_A", "lora_a"), ("lora_B", "lora_b")):
+        begin = ours.get_parameter(f"layers.1.attention.query.{part}.weight")
+        assert_same(begin, begun[f"{layer}.{name}.default.weight"])
+    assert record["statistics"]["trained_parameters"] == 2 * (3 * 64 + 2 * 96)
+
+    for command in (("a/saved", "exported"), ("a/saved", "merged", "--merge", "--dtype", "fp32")):
+        outcome = meshwright("checkpoint", "to-hf", *command)
+        assert outcome.exit_code == 0, outcome.stderr
+    assert {tensor.shape[0] for name, tensor in adapter("a").items() if "lora_A" in name} == {6, 4}
+    untuned = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    merged = transformers.AutoModelForCausalLM.from_pretrained("merged", dtype=torch.float32)(tokens).logits
+    assert (merged - untuned(tokens).logits).abs().max() > 1e-2
+    for folder in ("a/out/adapter", "exported"):
+        theirs = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), folder
+        )
+        assert_same(theirs.eval()(tokens).logits, merged)
+
+
+@pytest.mark.parametrize("init", ["pissa", "olora"])
+def test_a_resumed_run_goes_on_from_what_its_base_lost(tuned, init):
+    tuned("whole", f"lora.init={init}")
+    tuned("parts", f"lora.init={init}", "train.steps=3")
+    tuned("parts", f"lora.init={init}", more=("--resume",))
+    expected, found = adapter("whole"), adapter("parts")
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_the_base_of_a_training_is_merged_on_request(tuned, meshwright, base):

@@ -26,7 +26,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import Rope
 from meshwright.training import trained_model
 from meshwright.training.models import add_adapters, build_model, init_weights, materialize
-from meshwright.training.weights import load_adapters, load_weights, read_lora, save_weights
+from meshwright.training.weights import load_adapters, load_weights, plain_adapters, read_lora, save_weights
 from meshwright.training.weights.adapter_config import CONFIG, WITHOUT_EFFECT
 
 TIED = replace(DENSE, tied_embeddings=True)
@@ -98,10 +98,11 @@ def theirs(model, folder, values, *, seed=1):
 def ours(model, folder):
     _, base, _ = base_of(model)
     built = build_model(model)
-    add_adapters(built, read_lora(folder, model=model))
-    materialize(built, device="cpu")
-    load_weights(built, base)
-    load_adapters(built, folder)
+    with plain_adapters(Path(folder), base=base) as plain:
+        add_adapters(built, read_lora(plain, model=model))
+        materialize(built, device="cpu")
+        load_weights(built, base)
+        load_adapters(built, plain)
     return built.eval()
 
 

@@ -165,7 +165,8 @@ def state_rates(
         dense=shared_by(width, frozen_weight),
         expert=shared_by(expert_width, np.where(in_codes, model.quantised_bytes, frozen_weight)),
         adapters=StateBytes(
-            weights=share(Sharding.PARAMETERS, width) * full.weights,
+            # Every rank keeps the whole first values of adapters that begin in their base, in fp32.
+            weights=share(Sharding.PARAMETERS, width) * full.weights + 4 * plan.tensor * model.lora_in_base,
             gradients=share(Sharding.GRADIENTS, width) * full.gradients,
             optimizer=share(Sharding.OPTIMIZER, width) * optimizer,
         ),

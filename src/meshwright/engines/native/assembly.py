@@ -46,6 +46,7 @@ from meshwright.training.models import (
     collect_reward_sums,
     configure_router_losses,
     init_adapters,
+    init_from_base,
     init_magnitudes,
     init_scores,
     init_weights,
@@ -55,7 +56,7 @@ from meshwright.training.models import (
 )
 from meshwright.training.models.experts import MixtureOfExperts
 from meshwright.training.optimizer import MasterOptimizer
-from meshwright.training.weights import load_weights
+from meshwright.training.weights import initial_adapters, load_weights
 
 COMPUTE = dict.fromkeys(("bf16", *RECIPES), torch.bfloat16) | {"fp32": torch.float32}
 """The dtype in which modules compute, by precision recipe."""
@@ -125,6 +126,10 @@ class Assembly:
     def trained(self) -> dict[str, Tensor]:
         """Trained tensors by name, in fp32; of a sharded tensor this process's part, perhaps empty."""
         return {m.name: m.like(m.values.to(m.local.device)) for m in self.masters}
+
+    def adapters(self) -> dict[str, Tensor]:
+        """Trained adapters and modules, and what the base has lost to adapters at their beginning."""
+        return self.trained() | {name: t for module in self.modules for name, t in initial_adapters(module).items()}
 
     def train_mode(self) -> None:
         """Set the modules to train."""
@@ -304,6 +309,7 @@ def _stage(
         init_scores(module, seed=run.train.seed)
         load_weights(module, weights, new_rows=run.data.new_rows)
         init_magnitudes(module)
+    init_from_base(module)
     return module
 
 

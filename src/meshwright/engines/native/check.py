@@ -16,7 +16,7 @@ from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, Preference, PreferenceLoss, RateGroup, Run
+from meshwright.specs.run import BIAS_RATE, Preference, PreferenceLoss, RateGroup, Run, has_removable_reference
 
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
 
@@ -132,6 +132,16 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
         key = "targets" if QKV in lora.targets else "base_format"
         reason = "DoRA is not implemented for qkv as one matrix, nor on a quantised base"
         yield Unsupported(key=f"lora.{key}", reason=reason, hint="lora.use_dora: false")
+    if lora.moves_base:
+        key, base = "lora.init", f"with {lora.init} "
+        for is_stated, reason in (
+            (QKV in lora.targets, "query, key and value as one matrix are not decomposed"),
+            (lora.use_dora, "DoRA begins at the matrix as it is"),
+            (lora.base_format is not BaseFormat.FULL, "a quantised base loses nothing"),
+            (has_removable_reference(run.train.preference, lora), "the model without adapters is not the reference"),
+        ):
+            if is_stated:
+                yield Unsupported(key=key, reason=f"{base}{reason}: must be standard")
     whole = ["embedding"] if run.model.tied_embeddings else ["embedding", "head"]
     if run.data.added_tokens and not set(whole) <= set(lora.modules_to_save):
         yield Unsupported(

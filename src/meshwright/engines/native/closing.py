@@ -103,5 +103,5 @@ def write_adapters(prepared: PreparedRun, *, assembly: Assembly, is_main: bool) 
     if is_main:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was resumed
     base = prepared.weights and prepared.weights.name
-    save_adapters(assembly.trained(), folder, model=run.model, lora=run.lora, base=base)
+    save_adapters(assembly.adapters(), folder, model=run.model, lora=run.lora, base=base)
     return folder

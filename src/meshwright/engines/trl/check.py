@@ -166,6 +166,8 @@ def _lora(lora: Lora, shapes: Model) -> Iterator[Unsupported]:
     for key in ("ranks", "alphas", "layers"):
         if getattr(lora, key):
             yield Unsupported(key=f"lora.{key}", reason="adapters of TRL's arguments have one size: leave it out")
+    if lora.moves_base:
+        yield Unsupported(key="lora.init", reason="TRL's arguments have plain adapters alone: must be standard")
     if lora.modules_to_save and shapes.tied_embeddings:
         reason = "without PEFT's `ensure_weight_tying`, which TRL does not set, the head keeps the frozen embedding"
         yield Unsupported(key="lora.modules_to_save", reason=reason)

@@ -19,7 +19,14 @@ from meshwright.training.models.expert_load import (
     update_routing_bias,
 )
 from meshwright.training.models.families import FAMILIES, check_model
-from meshwright.training.models.initialize import init_adapters, init_scores, init_weights, named_seed, reset_buffers
+from meshwright.training.models.initialize import (
+    init_adapters,
+    init_from_base,
+    init_scores,
+    init_weights,
+    named_seed,
+    reset_buffers,
+)
 from meshwright.training.models.lora import (
     LoraLinear,
     QkvAdapter,

@@ -21,9 +21,9 @@ import torch
 from torch import Tensor, nn
 
 from meshwright.specs.model import Model
-from meshwright.training.distributed_tensors import is_distributed, own_part
+from meshwright.training.distributed_tensors import is_distributed, own_part, whole_tensor
 from meshwright.training.models.experts import RoutedExperts
-from meshwright.training.models.lora import adapter_matrices, init_magnitudes
+from meshwright.training.models.lora import adapted, adapter_matrices, beginning, init_magnitudes
 from meshwright.training.models.transformer import Transformer
 
 STD = 0.02
@@ -83,6 +83,23 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
         limit = matrix.in_features**-0.5
         draw = partial(Tensor.uniform_, **{"from": -limit, "to": limit})  # ty: ignore[unknown-argument]
         _fill(matrix.weight, f"{name}.weight", draw, seed=seed)
+
+
+@torch.no_grad()
+def init_from_base(model: nn.Module) -> None:
+    """Take the adapters of PiSSA and OLoRA out of the base's matrices, which are as their files have them. Collective.
+
+    Every process decomposes whole matrices, and keeps its part.
+    """
+    for _, layer in adapted(model):
+        if layer.initial_a is None:
+            continue
+        whole = whole_tensor(layer.weight).float()
+        a, b = beginning(whole, layer.init, rank=layer.lora_a.out_features, scale=layer.scale)
+        for ours, initial, value in ((layer.lora_a, layer.initial_a, a), (layer.lora_b, layer.initial_b, b)):
+            fill_whole(ours.weight, value)
+            initial.copy_(value)
+        fill_whole(layer.weight, (whole - layer.scale * (b @ a)).to(layer.weight.dtype))
 
 
 @torch.no_grad()

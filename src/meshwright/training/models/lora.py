@@ -7,6 +7,12 @@ gradient takes the length that the row has without it as a constant:
 
     y = m / |W + (alpha / r) B A| (W + (alpha / r) B A) x        m begins as the lengths of the rows of W
 
+PiSSA (Meng et al. 2024, section 3) and OLoRA (Büyükakyüz 2024, section 3) begin with a part of the matrix, of which the
+base loses as much; the change of the model is then that of the adapter less that of its beginning, A0 and B0:
+
+    pissa   W = U S V^T:  B0 = U_r (S_r / s)^½   A0 = (S_r / s)^½ V_r^T     olora   W = Q R:  B0 = Q_r   A0 = R_r
+    y = (W - s B0 A0) x + s B A x                                           s = alpha / r
+
 An adapted matrix keeps its name and its place; `lora_a` and `lora_b` are added below it. The target `qkv` is one
 adapter of query, key and value as one matrix: one A, one dropout, and a B of all outputs, held in three parts.
 Embedding and head may be trained whole beside the adapters (PEFT's `modules_to_save`).
@@ -21,7 +27,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import InputError
 from meshwright.kernels.linear import linear
-from meshwright.specs.model import QKV, SAVED_MODULES, AttentionKind, BaseFormat, Lora, Model
+from meshwright.specs.model import QKV, SAVED_MODULES, AttentionKind, BaseFormat, Lora, LoraInit, Model
 from meshwright.training.models.attention import GroupedAttention
 from meshwright.training.models.quantized import QuantizedWeight
 from meshwright.training.models.transformer import Transformer
@@ -78,6 +84,8 @@ class LoraLinear(FrozenLinear):
     """A frozen linear layer with an adapter, which can be switched off."""
 
     is_off = False
+    initial_a: Tensor | None  # A and B at the beginning, where the base lost them
+    initial_b: Tensor
 
     def __init__(self, base: nn.Linear, lora: Lora, *, dtype: torch.dtype) -> None:
         super().__init__(base, base_format=lora.base_format)
@@ -88,6 +96,16 @@ class LoraLinear(FrozenLinear):
         self.lora_b = nn.Linear(lora.rank, base.out_features, bias=False, device=device, dtype=dtype)
         magnitude = torch.empty(base.out_features, device=device, dtype=dtype)
         self.lora_magnitude = nn.Parameter(magnitude) if lora.use_dora else None
+        self.init = lora.init
+        for name, matrix in (("initial_a", self.lora_a), ("initial_b", self.lora_b)):
+            self.register_buffer(name, torch.empty_like(matrix.weight) if lora.moves_base else None)
+
+    def update(self) -> Tensor:
+        """Update that merging adds to the matrix as the files of the base have it, without DoRA; fp32."""
+        change = self.lora_b.weight.float() @ self.lora_a.weight.float()
+        if self.initial_a is not None:
+            change -= self.initial_b.float() @ self.initial_a.float()
+        return change * self.scale
 
     def forward(self, input: Tensor) -> Tensor:
         """Adapters multiply in their own dtype, which may be wider than the frozen weight's."""
@@ -130,6 +148,25 @@ def init_magnitudes(built: nn.Module) -> None:
         if layer.lora_magnitude is not None:
             lengths = row_norms(layer.weight, layer.lora_a.weight, layer.lora_b.weight, scale=layer.scale)
             layer.lora_magnitude.copy_(lengths)
+
+
+def beginning(weight: Tensor, init: LoraInit, *, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+    """A [rank, in] and B [out, rank] of PiSSA or OLoRA for a matrix, fp32. Raises InputError where it has a lower rank.
+
+    >>> a, b = beginning(torch.diag(torch.tensor([2.0, 3.0])), LoraInit.PISSA, rank=1, scale=2.0)
+    >>> (2.0 * b @ a).round(decimals=4).tolist()
+    [[0.0, 0.0], [0.0, 3.0]]
+    """
+    if rank > min(weight.shape):
+        raise InputError(
+            f"lora.init: {init} takes its adapters from a matrix", got=f"rank {rank}", allowed=min(weight.shape)
+        )
+    if init is LoraInit.OLORA:
+        q, r = torch.linalg.qr(weight.float())
+        return r[:rank].contiguous(), q[:, :rank].contiguous()
+    u, s, v = torch.linalg.svd(weight.float(), full_matrices=False)
+    root = (s[:rank] / scale).sqrt()
+    return root[:, None] * v[:rank], u[:, :rank] * root
 
 
 class QkvAdapter(nn.Module):
@@ -265,7 +302,7 @@ def merge_adapters(built: Transformer) -> None:
     """Add every adapter to its matrix, in fp32, and remove it. Not for sharded models."""
     for name, layer in list(adapted(built)):
         assert layer.quantized is None, "call dequantise, or load the weights as they were before they were rounded"
-        update = layer.lora_b.weight.float() @ layer.lora_a.weight.float() * layer.scale
+        update = layer.update()
         if layer.lora_magnitude is not None:
             norms = row_norms(layer.weight, layer.lora_a.weight, layer.lora_b.weight, scale=layer.scale)
             ratio = (layer.lora_magnitude / norms)[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from meshwright.training.weights.adapter_beginnings import initial_adapters, plain_adapters
 from meshwright.training.weights.adapters import adapter_sizes, adapters_of, load_adapters, read_lora, save_adapters
 from meshwright.training.weights.config import config_of
 from meshwright.training.weights.names import family_of, file_names

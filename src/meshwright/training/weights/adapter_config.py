@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from meshwright.catalog.family_tensors import MODULES_TO_SAVE
 from meshwright.errors import InputError
 from meshwright.json_values import load_json
-from meshwright.specs.model import Lora
+from meshwright.specs.model import Lora, LoraInit
 
 CONFIG = "adapter_config.json"
 
@@ -36,9 +36,11 @@ WITHOUT_EFFECT = (*_READ, *_OF_THE_BASE, *_OTHER)
 _PLAIN = {
     "bias": ("none",),
     "layers_pattern": ("layers", ["layers"]),
-    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base: PiSSA, OLoRA, CorDA, LoftQ
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base
 }
 """Values of other keys that leave a plain LoRA adapter, beside null, false and empty ones."""
+IN_THE_BASE = (LoraInit.PISSA, LoraInit.OLORA)
+"""Adapters that begin with a part of the base."""
 _MERGE = "merge the adapter with PEFT (merge_and_unload), and use the merged weights"
 _PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}
 _NUMBERS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -55,12 +57,14 @@ class AdapterSize(NamedTuple):
     alpha: float
 
 
-def read_config(path: Path, *, scores: bool = False) -> dict[str, Any]:
-    """PEFT's config of a plain LoRA adapter; `scores`: of a reward model.
+def read_config(path: Path, *, scores: bool = False, is_plain: bool = True) -> dict[str, Any]:
+    """PEFT's config of a plain LoRA adapter, or where not `is_plain` of PiSSA or OLoRA; `scores`: of a reward model.
 
     Raises InputError for any other, naming the key that makes it one.
     """
     usual = _PLAIN | {"task_type": ("SEQ_CLS" if scores else "CAUSAL_LM",)}
+    if not is_plain:
+        usual["init_lora_weights"] += (*map(str, IN_THE_BASE),)
     try:
         config = load_json(path)
         config = {"lora_dropout": 0.0} | config

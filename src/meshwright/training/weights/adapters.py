@@ -22,6 +22,7 @@ from meshwright.training.distributed_tensors import whole_tensor
 from meshwright.training.models import Transformer
 from meshwright.training.models.initialize import fill_whole
 from meshwright.training.models.lora import places_of, saved_modules
+from meshwright.training.weights.adapter_beginnings import WEIGHTS, as_plain
 from meshwright.training.weights.adapter_config import (
     CONFIG,
     PREFIX,
@@ -39,8 +40,6 @@ from meshwright.training.weights.names import family_of, file_names
 from meshwright.training.weights.reading import fill
 from meshwright.training.weights.safetensors_format import Folder, TensorEntry, write_file
 
-WEIGHTS = "adapter_model.safetensors"
-
 
 def adapters_of(built: Transformer) -> dict[str, Tensor]:
     """The adapters of `built`, and what is trained beside them, by their names in it."""
@@ -54,12 +53,15 @@ def save_adapters(
 ) -> None:
     """Write adapters, named as `adapters_of` names them. `base` is the frozen model: a folder or a name on the hub.
 
+    Those of PiSSA and OLoRA come with `initial_adapters`, and are written as plain ones of twice the rank.
     Tensors may be sharded, and other processes may have the tensors of other stages: every process must call
     this, the first writes. Raises InputError when the folder is not empty.
     """
     whole = of_parts(_gathered({name: whole_tensor(tensor).cpu() for name, tensor in tensors.items()}))
     if not is_writer():
         return
+    if lora.moves_base:
+        whole, lora = as_plain(whole, lora)
     entries = [
         TensorEntry(name=name, shape=tuple(t.shape), dtype=t.dtype, make=partial(_same, t))
         for name, t in _joined(whole, model=model, lora=lora).items()
