@@ -2,6 +2,6 @@
 
 csvfile, rows, shapes, software, layout, duplicates, reasons   reading: a row becomes the conditions of a run
 shipped                                                        files of published runs in the package
-tables, predict, corrections                                   predictions of many runs at once
+tables, predict                                                predictions of many runs at once
 metrics, failed, report, export                                errors, and the report
 """

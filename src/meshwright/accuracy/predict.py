@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.accuracy.corrections import CorrectionsByKernel
 from meshwright.accuracy.metrics import Predictions
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import RunTables, memory_of, tables_of
@@ -24,8 +22,6 @@ def log_step_of(tables: RunTables, calibration: Calibration) -> LogStep:
 
     def log_step(etas: Etas, bf16: Etas) -> NDArray[np.float64]:
         rates = rates_from_etas(calibration, tables.facts, etas, bf16)
-        if tables.corrections is not None:
-            rates = replace(rates, device=replace(rates.device, corrections=tables.corrections))
         steps = estimate_steps(
             model=tables.model, batch=tables.batch, plan=tables.plan, precision=tables.precision, rates=rates
         )
@@ -49,15 +45,10 @@ def predict_steps(
     return log_step(etas, bf16), variances
 
 
-def predict(
-    runs: Sequence[PublishedRun],
-    *,
-    calibration: Calibration | None = None,
-    corrections: Mapping[str, CorrectionsByKernel] | None = None,
-) -> Predictions:
-    """Rate and memory of every run. Each must have conditions; `tables_of` gives `corrections`."""
+def predict(runs: Sequence[PublishedRun], *, calibration: Calibration | None = None) -> Predictions:
+    """Rate and memory of every run. Each must have conditions."""
     conditions = [run.conditions for run in runs if run.conditions is not None]
-    tables = tables_of(conditions, corrections=corrections)
+    tables = tables_of(conditions)
     log_step_s, variances = predict_steps(tables, calibration or fitted())
     factor = spread(variances)
     rate = tables.batch.global_batch * tables.batch.seq_len / tables.plan.num_devices / np.exp(log_step_s)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.accuracy.conditions import RunConditions
-from meshwright.accuracy.corrections import CorrectionsByKernel, RowCorrections
 from meshwright.calibration.parameters import Factors, prior
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
@@ -35,7 +34,6 @@ class RunTables:
     facts: SystemFacts
     factors: list[Factors]
     bf16_factors: list[Factors]
-    corrections: RowCorrections | None = None  # None: formulas only
 
     def take(self, index: NDArray[np.intp]) -> RunTables:
         """The runs at `index`."""
@@ -47,7 +45,6 @@ class RunTables:
             facts=self.facts.take(index),
             factors=[self.factors[i] for i in index],
             bf16_factors=[self.bf16_factors[i] for i in index],
-            corrections=None if self.corrections is None else self.corrections.take(index),
         )
 
 
@@ -81,10 +78,8 @@ def cluster_of(conditions: RunConditions) -> Cluster:
     return with_hardware(cluster, network=conditions.network) if conditions.network else cluster
 
 
-def tables_of(
-    conditions: Sequence[RunConditions], *, corrections: Mapping[str, CorrectionsByKernel] | None = None
-) -> RunTables:
-    """One table row per run, in order. `corrections` are efficiency corrections by accelerator."""
+def tables_of(conditions: Sequence[RunConditions]) -> RunTables:
+    """One table row per run, in order."""
     clusters = [cluster_of(c) for c in conditions]
     precisions = [c.number_formats for c in conditions]
     factors = [
@@ -114,8 +109,6 @@ def tables_of(
                 row, matmul_flops_per_s=row.matmul_flops_per_s * clock, bf16_flops_per_s=row.bf16_flops_per_s * clock
             )
         facts.append(row)
-    stacked = SystemFacts.stack(facts)
-    devices = np.array([f["device"] for f in factors])
     return RunTables(
         model=ModelTable.stack([_cached_model_row(c.model, c.lora) for c in conditions]),
         batch=BatchTable(
@@ -124,12 +117,9 @@ def tables_of(
         ),
         plan=PlanTable.stack([plan_row(c.plan) for c in conditions]),
         precision=PrecisionTable.stack([precision_row(p) for p in precisions]),
-        facts=stacked,
+        facts=SystemFacts.stack(facts),
         factors=factors,
         bf16_factors=[bf16_factors(f) for f in factors],
-        corrections=RowCorrections(by_device=corrections, devices=devices, formats=np.asarray(stacked.matmul_format))
-        if corrections
-        else None,
     )
 
 

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from meshwright.accuracy.predict import predict
-from meshwright.accuracy.report import HEADLINE, AccuracyReport, Predict, RowReport, compare
+from meshwright.accuracy.report import HEADLINE, AccuracyReport, RowReport, compare
 from meshwright.accuracy.rows import PublishedRun, read_failed, read_runs
 from meshwright.accuracy.shipped import failed_configs_path, measured_runs_path
 from meshwright.answers.quantities import percent
-from meshwright.calibration.device import load
 from meshwright.calibration.parameters import fitted
-from meshwright.errors import InputError
 from meshwright.json_values import jsonable
 from meshwright.result import Advance, Result, ignore
 
 if TYPE_CHECKING:
-    from meshwright.accuracy.corrections import CorrectionsByKernel
     from meshwright.accuracy.metrics import Metrics, Predictions
 
 
@@ -94,45 +90,31 @@ def accuracy_study(
     *,
     runs: str | os.PathLike[str] | None = None,
     failed: str | os.PathLike[str] | None = None,
-    calibrations: Sequence[str | os.PathLike[str]] = (),
     leave_one_source_out: bool = False,
     advance: Advance = ignore,
 ) -> AccuracyStudy:
     """Predict the measured runs of a CSV file, or the shipped ones, and compare.
 
     `failed` lists configurations that ran out of memory; the shipped list goes with the shipped runs.
-    `calibrations` are files of `meshwright calibrate --from-tables`. `advance` is called with the number of rows
-    that a leave-one-source-out fit has predicted. Raises InputError for a file that cannot be read.
+    `advance` is called with the number of rows that a leave-one-source-out fit has predicted. Raises InputError for
+    a file that cannot be read.
     """
     if failed is None and runs is None:
         failed = failed_configs_path()
-    corrections: dict[str, CorrectionsByKernel] = {}
-    for path in calibrations:
-        found = load(os.fspath(path))
-        if found.parameters:
-            raise InputError(
-                f"{path}: a calibration of one machine does not apply to published runs",
-                got=found.made, allowed="files of `meshwright calibrate --from-tables`",
-            )  # fmt: skip
-        corrections[found.accelerator.name] = found.corrections
     rows = read_runs(Path(runs or measured_runs_path()))
     rejected = None if failed is None else read_failed(Path(failed))
-    predictor: Predict = partial(predict, corrections=corrections)
-    if leave_one_source_out:
-        predictor = _leave_one_source_out_predictor(corrections, advance)
+    predictor = _leave_one_source_out_predictor(advance) if leave_one_source_out else predict
     report = compare(rows, predict=predictor, failed=rejected)
     return AccuracyStudy(report=report, leave_one_source_out=leave_one_source_out)
 
 
-def _leave_one_source_out_predictor(
-    corrections: Mapping[str, CorrectionsByKernel], advance: Advance
-) -> Callable[[Sequence[PublishedRun]], Predictions]:
+def _leave_one_source_out_predictor(advance: Advance) -> Callable[[Sequence[PublishedRun]], Predictions]:
     """Predict by calibrations of the shipped runs, each fitted without the source that it predicts."""
     from meshwright.fitting.leave_one_source_out import predict_leave_one_source_out
     from meshwright.fitting.published_runs import fit
 
     known = [row for row in read_runs(measured_runs_path()) if row.reason is None]
-    whole = fit(known, made="refitted", corrections=corrections)
+    whole = fit(known, made="refitted")
 
     def predictor(runs: Sequence[PublishedRun]) -> Predictions:
         return predict_leave_one_source_out(runs, whole, intervals=fitted(), progress=advance)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from meshwright.api.question import AnyPath, Flag, answered_by_body, question
@@ -33,14 +32,6 @@ def accuracy(
             metavar="FILE.csv",
         ),
     ] = None,
-    calibrations: Annotated[
-        Sequence[str | os.PathLike[str]],
-        AnyPath(
-            "Kernel tables of one accelerator, from `meshwright calibrate --from-tables`.",
-            flag="--calibration",
-            is_folder=False,
-        ),
-    ] = (),
     leave_one_source_out: Annotated[
         bool, Flag("Predict each source with a calibration that was refitted without it. Takes some minutes.")
     ] = False,

@@ -1,4 +1,4 @@
-"""`meshwright calibrate`: a calibration of a device from its records, or from published tables."""
+"""`meshwright calibrate`: a calibration of a device from its records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from meshwright.cost.uncertainty import Z80
 from meshwright.errors import InputError
 from meshwright.fitting.advice import Advice, advise
 from meshwright.fitting.device import calibrate
-from meshwright.fitting.published_tables import calibrate_from_tables
 from meshwright.json_values import picked
 from meshwright.records.device import busy_note, read
 from meshwright.specs.hardware import HERE
@@ -25,22 +24,14 @@ NUM_CANDIDATES = 5
 """Measurements that --for lists."""
 
 
-def run(
-    *,
-    paths: tuple[Path, ...],
-    out: Path | None,
-    tables: str | None,
-    device: str | None,
-    framework: str,
-    install: bool,
-    run_path: Path | None,
-) -> None:
+def run(*, paths: tuple[Path, ...], out: Path | None, install: bool, run_path: Path | None) -> None:
     """Calibrate, write the files, and show the errors."""
-    if tables is None:
-        found, target = _of_records(paths)
-    else:
-        found, target = _of_tables(paths, device, framework)
-    targets = [out or target]
+    if not paths:
+        raise InputError("there is nothing to calibrate from", hint="name the records of `meshwright bench device`")
+    files = [read(path) for path in paths]
+    note(*(f"{file.path}: {busy_note(file.sidecar['busy'])}" for file in files if file.sidecar.get("busy")))
+    found = calibrate(files)
+    targets = [out or files[0].path.with_name("calibration.json")]
     if install:
         if found.details["device"]["accelerator"] is not None:
             raise InputError(
@@ -62,32 +53,6 @@ def run(
         note(f"a run of cluster {HERE!r} uses it with --calibration {targets[0]}; --install makes it the default")
 
 
-def _of_records(paths: tuple[Path, ...]) -> tuple[DeviceCalibration, Path]:
-    """The calibration, and its default file."""
-    if not paths:
-        raise InputError(
-            "there is nothing to calibrate from",
-            hint="name the records of `meshwright bench device`, or --from-tables aiconfigurator --device NAME",
-        )
-    files = [read(path) for path in paths]
-    note(*(f"{file.path}: {busy_note(file.sidecar['busy'])}" for file in files if file.sidecar.get("busy")))
-    return calibrate(files), files[0].path.with_name("calibration.json")
-
-
-def _of_tables(paths: tuple[Path, ...], device: str | None, framework: str) -> tuple[DeviceCalibration, Path]:
-    if paths:
-        raise InputError("--from-tables takes no records", got=str(paths[0]), hint="calibrate them separately")
-    if device is None:
-        raise InputError("--from-tables needs --device", hint="for example --device h100")
-    found = calibrate_from_tables(device, framework=framework)
-    return found, Path(f"{found.accelerator.name}.json")
-
-
-def _collectives(found: DeviceCalibration) -> dict[str, Any]:
-    """Curves that the planner uses, or curves of published tables, which it ignores."""
-    return communication.to_document(found.collectives) or found.details.get("collectives", {})
-
-
 def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | None) -> dict[str, Any]:
     return {
         "calibration": targets,
@@ -96,8 +61,7 @@ def _document(found: DeviceCalibration, targets: list[Path], advice: Advice | No
         "peak_flops_per_s": found.accelerator.peak_flops_per_s,
         "memory_bytes_per_s": found.accelerator.memory_bytes_per_s,
         "errors": found.details["errors"],
-        "collectives": _collectives(found),
-        "tables": found.details.get("tables"),
+        "collectives": communication.to_document(found.collectives),
         "corrections": {name: len(s.y) for name, s in found.corrections.items()},
         "advice": advice,
     }
@@ -116,7 +80,6 @@ def _show(found: DeviceCalibration, advice: Advice | None) -> None:
             for family, e in found.details["errors"].items()
         ],
     )  # fmt: skip
-    _show_tables(found)
     _show_collectives(found)
     if found.unexplained_sd is not None:
         print_line()
@@ -129,28 +92,16 @@ def _show(found: DeviceCalibration, advice: Advice | None) -> None:
 
 
 def _show_collectives(found: DeviceCalibration) -> None:
+    collectives = communication.to_document(found.collectives)
     rows = [
         (kernel, count, format_seconds(curve[0][1]), f"{curve[-1][0] / curve[-1][1] / 1e9:.3g}")
-        for kernel, by_count in _collectives(found).items() for count, curve in by_count.items()
+        for kernel, by_count in collectives.items() for count, curve in by_count.items()
     ]  # fmt: skip
     if rows:
         print_line()
         print_table(
             {"collective": "left", "processes": "right", "smallest takes": "right", "largest, GB/s": "right"}, rows
         )
-
-
-def _show_tables(found: DeviceCalibration) -> None:
-    """The publisher of the measurements, and their anomalies."""
-    tables = found.details.get("tables")
-    if tables is None:
-        return
-    print_line()
-    print_line(f"Measured and published by others: {tables['package']} {tables['version']}, {tables['licence']}.")
-    for name, correction in tables["corrections"].items():
-        print_line(f"  {name}: {correction['file']}, {correction['framework']}")
-        for anomaly in correction["notes"]:
-            print_line(f"    {anomaly}")
 
 
 def _show_advice(advice: Advice) -> None:

@@ -7,6 +7,5 @@ device                the calibration of a device from the records of `bench dev
                       device_rates, device_kernels, device_fabric, errors
 residual              parameters of whole steps: time that the kernels do not explain
 kernel_times          the calibration of a training with `cluster: here`, from kernels timed just before it
-published_tables      efficiency corrections from published kernel tables (aiconfigurator)
 advice                the measurement that would narrow a run's interval most
 """

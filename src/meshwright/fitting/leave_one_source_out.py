@@ -26,16 +26,14 @@ Progress = Callable[[int], object]
 def predict_leave_one_source_out(
     runs: Sequence[PublishedRun], fitted: Fitted, *, intervals: Calibration, progress: Progress = lambda _: None
 ) -> Predictions:
-    """Predict each source by the calibration of all other sources. Every run must have conditions.
+    """Predict each source by the calibration of all other sources, with the scale of the intervals of `intervals`.
 
-    `fitted` gives the efficiency corrections of kernels, `intervals` the scale of intervals.
+    Every run must have conditions.
     """
     columns: dict[str, NDArray[np.generic]] = {}
-    whole = fitted.problem.tables.corrections
-    corrections = None if whole is None else whole.by_device
     for source, rows in _by_source(runs).items():
         refit = without(fitted, source).with_intervals_of(intervals)
-        part = predict([runs[i] for i in rows], calibration=refit, corrections=corrections)
+        part = predict([runs[i] for i in rows], calibration=refit)
         for name, values in vars(part).items():
             columns.setdefault(name, np.zeros(len(runs), dtype=np.asarray(values).dtype))[rows] = values
         progress(len(rows))

@@ -15,13 +15,12 @@ less than a tolerance.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from meshwright.accuracy.corrections import CorrectionsByKernel
 from meshwright.accuracy.predict import log_step_of
 from meshwright.accuracy.rows import PublishedRun
 from meshwright.accuracy.tables import RunTables, tables_of
@@ -72,15 +71,10 @@ class FitProblem:
     prior_bf16_eta: NDArray[np.float64]
 
 
-def make_problem(
-    runs: Sequence[PublishedRun],
-    calibration: Calibration,
-    *,
-    corrections: Mapping[str, CorrectionsByKernel] | None = None,
-) -> FitProblem:
+def make_problem(runs: Sequence[PublishedRun], calibration: Calibration) -> FitProblem:
     """Tables and offsets of all runs with conditions and a rate."""
     conditions = [r.conditions for r in runs if r.conditions is not None]
-    tables = tables_of(conditions, corrections=corrections)
+    tables = tables_of(conditions)
     index: dict[tuple[str, str, str], int] = {}
     sds: list[float] = []
 
@@ -250,15 +244,10 @@ class Fitted:
     """Fits without a group of sources, by group; made when they are first needed."""
 
 
-def fit(
-    runs: Sequence[PublishedRun], *, made: str, corrections: Mapping[str, CorrectionsByKernel] | None = None
-) -> Fitted:
-    """The calibration of all `runs`, each with conditions and a rate.
-
-    `corrections` by accelerator are applied, not fitted.
-    """
+def fit(runs: Sequence[PublishedRun], *, made: str) -> Fitted:
+    """The calibration of all `runs`, each with conditions and a rate."""
     runs = thinned([run for run in runs if informs(run)])
-    problem = make_problem(runs, prior(), corrections=corrections)
+    problem = make_problem(runs, prior())
     everything = np.ones(len(runs), dtype=bool)
     solution = solve(problem, prior(), use=everything)
     return Fitted(

@@ -195,15 +195,10 @@ def _details(
 def _tier(calibration: Calibration, factors: Factors) -> Tier:
     """Interpolated where the device itself was measured or both it and its software have rows, datasheet where one of
     them has, guessed where neither has."""
-    if _is_measured(calibration):
+    if calibration.corrections:
         return Tier.INTERPOLATED
     known = [calibration.num_rows(level, factors[level]) > 0 for level in ("device_format", "framework")]
     return (Tier.GUESSED, Tier.DATASHEET, Tier.INTERPOLATED)[sum(known)]
-
-
-def _is_measured(calibration: Calibration) -> bool:
-    """True if the calibration is of the user's own device. That of published tables has levels."""
-    return bool(calibration.corrections) and not calibration.parameters["gemm_ratio"].levels
 
 
 @cache
@@ -220,7 +215,7 @@ def num_measured(engine: str, vendor: str) -> int:
 def notes_on_software(request: PlanRequest) -> list[str]:
     """Note on an engine whose speed on this architecture no measured run tells, and on what was measured instead."""
     calibration, cluster = request.calibration or fitted(), request.cluster
-    if cluster.accelerator.vendor in ("generic", THIS_MACHINE) or _is_measured(calibration):
+    if cluster.accelerator.vendor in ("generic", THIS_MACHINE) or calibration.corrections:
         return []
 
     def num_runs(stack: Stack) -> int:

@@ -332,6 +332,23 @@ def test_from_records_to_a_plan(meshwright, recorded, tiny, tmp_path, at_home):
     assert not at_home.exists()
 
 
+def test_a_calibration_needs_records(meshwright):
+    outcome = meshwright("calibrate")
+    assert outcome.exit_code == 2
+    assert "nothing to calibrate from" in outcome.stderr
+
+
+def test_a_calibration_of_a_catalogued_device_is_not_installed(meshwright, recorded, tmp_path, at_home, monkeypatch):
+    found = calibrate([read(recorded())])
+    device = {**found.details["device"], "accelerator": "h100"}
+    catalogued = replace(found, details={**found.details, "device": device})
+    monkeypatch.setattr("meshwright.cli.calibrate.calibrate", lambda files: catalogued)
+    outcome = meshwright("calibrate", recorded(), "--out", tmp_path / "c.json", "--install")
+    assert outcome.exit_code == 2
+    assert "the catalogue lacks" in outcome.stderr
+    assert not at_home.exists()
+
+
 def test_an_installed_calibration_is_found(meshwright, recorded, tiny, tmp_path, at_home):
     shown = meshwright("calibrate", recorded(), "--out", tmp_path / "c.json", "--install")
     assert shown.exit_code == 0, shown.stderr

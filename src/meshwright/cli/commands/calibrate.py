@@ -12,17 +12,7 @@ from meshwright.cli.verbs import verb
 @click.argument("paths", metavar="[RECORDS...]", nargs=-1, type=PathType())
 @file_option(
     "--out", "out",
-    help="Calibration file to write.  [default: calibration.json in the folder of the records; with --from-tables "
-    "DEVICE.json]",
-)  # fmt: skip
-@click.option(
-    "--from-tables", "tables", type=click.Choice(["aiconfigurator"]),
-    help="Calibrate from published kernel measurements instead of records.",
-)  # fmt: skip
-@click.option("--device", metavar="NAME", help="With --from-tables: accelerator of the catalogue, such as h100.")
-@click.option(
-    "--framework", metavar="NAME", default="trtllm", show_default=True,
-    help="With --from-tables: the measured software, one of trtllm, vllm and sglang.",
+    help="Calibration file to write.  [default: calibration.json in the folder of the records]",
 )  # fmt: skip
 @click.option(
     "--install", is_flag=True,
@@ -37,8 +27,4 @@ def command() -> None:
 
     RECORDS are records.csv files of `meshwright bench device`, or their folders, all of one device. The leave-one-out
     error of each family is printed: every measurement is predicted from all others.
-
-    With --from-tables the calibration comes from published kernel measurements of an accelerator of the catalogue.
-    They give the shape dependence of the kernel efficiency; the efficiency of large kernels in training stays as
-    shipped.
     """
