@@ -134,12 +134,12 @@ def read_ernie4_5_moe(c: ConfigKeys) -> Model:
     return planned(c, grouped_attention(c, kv_heads=4), experts=experts, tied=True)
 
 
-def read_hunyuan_dense(c: ConfigKeys) -> Model:
+def read_hunyuan_v1_dense(c: ConfigKeys) -> Model:
     """Hunyuan: a Llama that normalises queries and keys."""
     return planned(c, normalized(grouped_attention(c, bias=c.flag("attention_bias", False))))
 
 
-def read_hunyuan_moe(c: ConfigKeys) -> Model:
+def read_hunyuan_v1_moe(c: ConfigKeys) -> Model:
     """Hunyuan with experts in all layers beside a shared one of their width."""
     top_k = c.value("moe_topk", c.value("num_experts_per_tok", 1))
     if isinstance(top_k, list):
