@@ -23,14 +23,11 @@ from meshwright.calibration.communication import MeasuredCollectives
 from meshwright.calibration.correction import EfficiencyCorrection
 from meshwright.calibration.parameters import Calibration, MeasuredParameter, fitted, prior
 from meshwright.errors import InputError
-from meshwright.files import document_of, refused_with, toml_table
+from meshwright.files import document_of, refused_with
 from meshwright.json_values import load_json
 from meshwright.specs.hardware import HERE, Accelerator, Cluster, Fabric
 
 SCHEMA = "meshwright device calibration 4"
-SCHEMA_3 = "meshwright device calibration 3"
-RENAMED_SINCE_3 = toml_table(Path(__file__).parent / "data" / "renamed.toml")
-"""Keys of schema 3 that have other names in schema 4. `load` reads both schemas."""
 
 PROCESSOR_SECONDS = {"kernel_s", "data_layer_s", "step_s"}
 """Parameters that are seconds of a CPU core. They grow with the oversubscription if processes outnumber cores."""
@@ -213,18 +210,9 @@ def _read(path: str, changed_ns: int) -> DeviceCalibration:
     except ValueError as error:
         where = f"{path}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else path
         raise InputError(f"{where}: not a JSON document") from None
-    if isinstance(document, dict) and document.get("schema") == SCHEMA_3:
-        document = {**_renamed(document), "schema": SCHEMA}
     refusal = f"{path}: not a calibration of a device"
     with refused_with(refusal):
         return _from_document(document_of(document, schema=SCHEMA, refusal=refusal))
-
-
-def _renamed(document: Any) -> Any:
-    """A document of schema 3 with the keys of schema 4, at any depth."""
-    if isinstance(document, dict):
-        return {RENAMED_SINCE_3.get(key, key): _renamed(value) for key, value in document.items()}
-    return document
 
 
 STATED = ("network_of", "links_of")

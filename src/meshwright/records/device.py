@@ -33,9 +33,6 @@ SAME_DEVICE = ("device", "driver", "software")
 """Keys of the sidecar that must not change between measurements of one file."""
 
 
-RENAMED_KERNELS = {"alone": "isolated", "beside": "concurrent"}
-"""Kernels of `training` as older files name them."""
-
 FEWEST_SAMPLES = 6  # for an interval of 95 %
 Z95 = 1.96  # normal quantile of a 95 % interval
 FEW_SD = 0.25
@@ -76,8 +73,8 @@ class DeviceRow:
 
 
 def _checked(row: DeviceRow, where: str) -> DeviceRow:
-    """The row with its kernel's name of today. Raises InputError for a kernel or times that cannot be."""
-    point = replace(row.point, kernel=RENAMED_KERNELS.get(row.point.kernel, row.point.kernel))
+    """The row. Raises InputError for a kernel or times that cannot be."""
+    point = row.point
     if point.kernel not in KERNELS[point.family]:
         raise InputError(f"{where}: kernel", got=point.kernel, allowed=", ".join(KERNELS[point.family]))
     absent = [name for name in TIMES if row.status is not PointStatus.FAILED and not getattr(row, name)]
@@ -85,7 +82,7 @@ def _checked(row: DeviceRow, where: str) -> DeviceRow:
         raise InputError(f"{where}: {absent[0]} is out of range", got=0.0, allowed="above 0")
     if not (row.seconds_low <= row.seconds_median <= row.seconds_high):
         raise InputError(f"{where}: seconds_median is not between seconds_low and seconds_high")
-    return replace(row, point=point)
+    return row
 
 
 TABLE = RowTable(

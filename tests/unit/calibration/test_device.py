@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -247,15 +246,3 @@ def test_a_document_without_one_of_its_parts_is_refused(file, key):
     file.write_text(json.dumps(document))
     with pytest.raises(InputError, match=f"'{key}' is missing"):
         load(file)
-
-
-def test_a_document_of_schema_3_reads_as_one_of_today(complete):
-    """A file that was written before its keys were renamed: the fixture's machine with parameters of collectives."""
-    found = load(Path(__file__).parent / "data" / "device_calibration_3.json")
-    parameters = {
-        "data_collective_s": MeasuredParameter(value=3e-4, sd=0.0),
-        "tensor_collective_factor": MeasuredParameter(value=1.5, sd=0.0),
-    }
-    by_processes = {"step_s": {2: 1.0, 4: 0.7}, "data_collective_s": {2: 1.0, 4: 1.4}}
-    expected = replace(complete, parameters={**complete.parameters, **parameters}, by_processes=by_processes)
-    assert json.dumps(to_document(found)) == json.dumps(to_document(expected))

@@ -170,12 +170,3 @@ def test_a_point_of_several_windows_has_their_median_and_all_of_them_as_interval
     assert (found[0].seconds_low, found[0].seconds_median, found[0].seconds_high) == (0.2, 0.22, 0.3)
     assert found[0].samples == 9
     assert found[1] == one
-
-
-@pytest.mark.parametrize(("old", "new"), [("alone", "isolated"), ("beside", "concurrent")])
-def test_a_kernel_of_an_older_file_has_its_name_of_today(tmp_path, old, new):
-    point = Point(family=PointFamily.TRAINING, kernel=new, format="fp32", m=64, micro_batches=1)
-    recorder = DeviceRecorder(tmp_path, sidecar=SIDECAR, resume=False)
-    recorder.append(row_of(point, Measurement(seconds=(0.1,), calls=1, target_ratio=0.03)))
-    recorder.path.write_text(recorder.path.read_text().replace(new, old))
-    assert [row.point for row in read(recorder.path).rows] == [point]
