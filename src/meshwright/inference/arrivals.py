@@ -4,7 +4,8 @@ Lengths of requests are log-normal where the load states a spread: a prompt take
 a decode step is that of the mean context. Requests are dealt to the replicas in turn, so one of R replicas gets every
 R-th: its gaps are sums of R gaps, which have a gamma distribution again. Disaggregated replicas are simulated in the
 smallest group with the same ratio. A request is outside of all steps first (`ServingRates.request_s`). Pipeline stages
-that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987).
+that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987): of what a
+prompt adds to the steps that decode, as these take the time of all stages.
 
 The load is stable if fewer requests arrive than the server finishes with all places taken. Requests that are computed
 again then, because the cache is full, count: a queue that has formed once must drain.
@@ -231,20 +232,21 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
     one = work.take(0)
 
     @cache
-    def prompts_s(part: float, decoding: int) -> float:
+    def prompts_s(part: float, together: float, decoding: int) -> float:
         decode_step = step_seconds(work.take(decoding - 1).decode, rates) if decoding else None
         ahead_s = started_ahead_s(work.take(decoding - 1), step_s[decoding]) if decoding else 0.0
-        return scalar(prefill_steps_s(one, rates, part, decode_step=decode_step, ahead_s=ahead_s)) / layout.pipeline
+        added_s = prefill_steps_s(one, rates, part, decode_step=decode_step, ahead_s=ahead_s, together=together)
+        return scalar(added_s) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
-        places=places, step_s=step_s, prompt_steps=0.0,
-        prompts_s=prompts_s, recomputed=again, waited_steps=0.0 if asked.prefill_replicas else float(work.waited_steps),
+        places=places, step_s=step_s, prompt_steps=0.0, prompts_s=prompts_s,
+        groups=layout.attention_data, stages=layout.pipeline,
+        recomputed=again, waited_steps=0.0 if asked.prefill_replicas else float(work.waited_steps),
     )  # fmt: skip
     step_tokens = asked.engine.batch_tokens * layout.attention_data  # where each attention group has prompts
     prompts = replace(decoding, places=10**9, prompt_steps=load.computed_tokens / step_tokens)
-    delay_s = (1 - 1 / layout.pipeline) * scalar(prefill_steps_s(one, rates, 1.0))
-    return prompts, decoding, scalar(outside_s(one, rates)) + delay_s
+    return prompts, decoding, scalar(outside_s(one, rates))
 
 
 @dataclass(frozen=True, kw_only=True)

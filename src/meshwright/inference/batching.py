@@ -2,11 +2,12 @@
 
 Requests take a place in the order in which they come, at most `places` at once. A step gives each request that decodes
 a token, and computes parts of the prompts of those before them in line. Prompts that wait are cut into as many equal
-parts as the steps that hold them, so a prompt by itself takes the steps that the estimate gives it. Where a scheduler
-works ahead, a prompt begins after the steps that were scheduled when it came. Seconds of a step:
+parts as the steps that hold them, so a prompt by itself takes the steps that the estimate gives it. A prompt runs on
+one attention group, which computes no more of it in a step than its share of the tokens. Where a scheduler works ahead,
+a prompt begins after the steps that were scheduled when it came. Seconds of a step:
 
     decoding n        step_s[n]
-    with prompts      step_s[n] + prompts_s(part, n), what they add to the step
+    with prompts      step_s[n] + prompts_s(part, together, n), what they add to the step
 
 Time jumps over steps in which nothing changes.
 """
@@ -34,7 +35,10 @@ class BatchingReplica:
     places: int  # requests that it serves at once
     step_s: Sequence[float]  # of a decode step by the requests that decode: 0 for none, up to `places`
     prompt_steps: float  # steps that a prompt fills, as their tokens are bounded; 0: its cache comes from elsewhere
-    prompts_s: Callable[[float, int], float]  # that prompts add to a step, by their sum and the requests that decode
+    prompts_s: Callable[[float, float, int], float]
+    """That prompts add to a step: by their sum, the sum over the part of the fullest group, and those that decode."""
+    groups: int = 1  # attention groups, each of which computes prompts of its own
+    stages: int = 1  # pipeline stages: a step with prompts ends after one of them, its prompts after the others, too
     waited_steps: float = 0.0  # that are scheduled already when a request comes, a mean
     recomputed: float = 0.0  # prompts that a request computes again, where more wait than have a place
 
@@ -71,7 +75,7 @@ class _Run:
     ) -> None:
         self.replica, self.ready_s, self.sizes, self.steps = replica, ready_s, sizes, _whole(steps)
         self.waited = _whole([replica.waited_steps] * len(ready_s))
-        self.first_s, self.end_s = [0.0] * len(ready_s), [0.0] * len(ready_s)
+        self.first_s, self.end_s, self.delay_s = ([0.0] * len(ready_s) for _ in range(3))
         self.prompts: deque[tuple[int, float]] = deque()  # request, what is left of its prompt; -1: computed again
         self.left = 0.0  # of all prompts
         self.coming: deque[tuple[int, int]] = deque()  # step that a prompt begins with, request
@@ -103,18 +107,17 @@ class _Run:
 
     def advance(self) -> None:
         """One step with prompts, or the decode steps until a request ends or comes."""
-        replica, part, count = self.replica, 0.0, 1
-        step_s, is_full = replica.step_s[len(self.decoding)], self.num_held == replica.places
+        replica, computed, count, num_decoding = self.replica, [], 1, len(self.decoding)
+        step_s, is_full = replica.step_s[num_decoding], self.num_held == replica.places
         if self.prompts:
-            part = self.left / (ceil(self.left * replica.prompt_steps - ROUNDING) or 1)
-            step_s += replica.prompts_s(part, len(self.decoding))
+            computed, part, together = self._take()
+            step_s += replica.prompts_s(part, together, num_decoding)
         else:
             count = min(self.decoding[0], (self.coming or self.decoding)[0])[0] - self.clock
             if not is_full and self.next_s() < inf:
                 count = min(count, max(ceil((self.next_s() - self.now) / step_s - ROUNDING), 1))
         begun, self.now = self.now, self.now + count * step_s
         self.clock += count
-        computed = self._take(part)
         if self.prompts and self.prompts[-1][1] == self.sizes[self.prompts[-1][0]]:
             self.queue_s += self.now - begun
         elif is_full:
@@ -122,6 +125,8 @@ class _Run:
         self._end_decoded()
         for request in computed:
             if request >= 0:
+                if replica.stages > 1:
+                    self.delay_s[request] = (replica.stages - 1) * replica.prompts_s(1.0, 1.0, num_decoding)
                 self._begin(request)
             if request in self.crowded:
                 self._append(-1, replica.recomputed)
@@ -130,23 +135,31 @@ class _Run:
         self.prompts.append((request, size))
         self.left += size
 
-    def _take(self, part: float) -> list[int]:
-        """Compute `part` of the prompts, the first first; return those that are done."""
-        done = []
-        self.left -= part
-        while self.prompts and part > ROUNDING:
+    def _take(self) -> tuple[list[int], float, float]:
+        """Compute a step's part of the prompts, the first first: those that are done, the part, and over the fullest's.
+
+        The part is a sum of prompts; its fullest group has the largest piece, or as much as all others.
+        """
+        replica, done, kept = self.replica, [], []
+        part = least = self.left / (ceil(self.left * replica.prompt_steps - ROUNDING) or 1)
+        most, fullest = 1 / (replica.prompt_steps * replica.groups), part / replica.groups
+        while self.prompts and least > ROUNDING:
             request, rest = self.prompts.popleft()
-            if rest > part + ROUNDING:
-                self.prompts.appendleft((request, rest - part))
-                break
-            part -= rest
-            done.append(request)
-        self.left = self.left if self.prompts else 0.0
-        return done
+            own = rest / (ceil(rest / most - ROUNDING) or 1) if replica.groups > 1 else rest
+            piece = rest if rest <= least + ROUNDING and own == rest else min(own, least)
+            least, fullest = least - piece, max(fullest, piece)
+            if piece < rest:
+                kept.append((request, rest - piece))
+            else:
+                done.append(request)
+        self.prompts.extendleft(reversed(kept))
+        part -= max(least, 0.0)
+        self.left = self.left - part if self.prompts else 0.0
+        return done, part, part / fullest
 
     def _begin(self, request: int) -> None:
         """The request has its first token and decodes the others, or has ended."""
-        self.first_s[request] = self.now
+        self.first_s[request] = self.now + self.delay_s[request]
         heapq.heappush(self.decoding, (self.clock + self.steps[request], request))
         if not self.steps[request]:
             self._end_decoded()
@@ -154,6 +167,6 @@ class _Run:
     def _end_decoded(self) -> None:
         while self.decoding and self.decoding[0][0] <= self.clock:
             _, request = heapq.heappop(self.decoding)
-            self.end_s[request] = self.now
+            self.end_s[request] = self.now + self.delay_s[request]
             self.num_held -= 1
             self.num_ended += 1

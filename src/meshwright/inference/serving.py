@@ -399,12 +399,16 @@ def started_ahead_s(work: RequestWork, step_s: Array) -> Array:
 
 def prefill_steps_s(
     work: RequestWork, rates: ServingRates, count: Array, *, decode_step: StepSeconds | None = None,
-    ahead_s: Array = 0.0,
+    ahead_s: Array = 0.0, together: Array | None = None,
 ) -> Array:  # fmt: skip
-    """Seconds of the steps of `count` prompts on all attention groups, or what they add to steps that decode."""
-    num_steps = np.ceil(np.maximum(count / work.groups, np.minimum(count, 1.0)) * work.token_steps - ROUNDING)
+    """Seconds of the steps of `count` prompts on all attention groups, or what they add to steps that decode.
+
+    together: `count` over the prompts of the fullest group, where these are not whole ones.
+    """
+    together = np.maximum(count, 1.0) if together is None else together
+    num_steps = np.ceil(count / np.clip(together, 1.0, work.groups) * work.token_steps - ROUNDING)
     return prefill_seconds(
-        prompts_of(work, count, together=np.maximum(count, 1.0)), rates, num_steps,
+        prompts_of(work, count, together=together), rates, num_steps,
         eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s), decode_step=decode_step, mixes=work.mixes,
     ).total  # fmt: skip
 

@@ -160,6 +160,16 @@ def test_the_tokens_of_a_step_bound_the_prompts_beside_decode_steps():
     assert 2000 / (end_s[3500] - end_s[1500]) == pytest.approx(most, rel=0.05)
 
 
+def test_attention_groups_compute_prompts_longer_than_a_step_at_once():
+    """Eight take the four steps of one, in which experts have more tokens, so half the capacity makes no queue."""
+    asked, _ = SERVERS["mixture"]
+    load = RequestLoad(input_tokens=32_000, output_tokens=256)
+    one, found = estimate_load(asked, replace(load, concurrency=1)), at(asked, load, 0.5, requests=2000)
+    assert found.ttft_s.mean() < 1.5 * one.ttft.value
+    eight_s = serve_all(asked, load, np.zeros(8), 1)[0]
+    assert one.ttft.value < eight_s.min() == eight_s.max() < 1.25 * one.ttft.value
+
+
 def test_an_answer_of_one_token_has_no_time_per_token():
     found = at(made(), RequestLoad(input_tokens=500, output_tokens=1), 0.5, requests=1)
     assert found.itl_s.tolist() == [0.0]

@@ -18,7 +18,7 @@ def replica(**changes) -> BatchingReplica:
     """Prompts of one step each, which are computed one by one, and answers of one token."""
     plain = {
         "places": 10**6, "step_s": [0.0], "prompt_steps": 1.0,
-        "prompts_s": lambda part, _decoding: part * PROMPT_S,
+        "prompts_s": lambda part, _together, _decoding: part * PROMPT_S,
     }  # fmt: skip
     return BatchingReplica(**(plain | changes))
 
@@ -76,7 +76,9 @@ def test_constant_arrivals_below_the_capacity_do_not_wait():
 def test_steps_are_shared_and_prompts_lengthen_them():
     """Two prompts at once; then both decode; a third comes in the second step and lengthens the third."""
     one = replica(
-        step_s=[0.0, 1.0, 2.0, 3.0], prompt_steps=0.5, prompts_s=lambda part, decoding: part / (4 if decoding else 2)
+        step_s=[0.0, 1.0, 2.0, 3.0],
+        prompt_steps=0.5,
+        prompts_s=lambda part, _together, decoding: part / (4 if decoding else 2),
     )
     first_s, end_s, _queue_s = serve(one, [0.0, 0.0, 4.0], 3.0)
     assert first_s.tolist() == [1.0, 1.0, 7.25]  # steps end at 3, 5, and with the prompt at 7.25
@@ -105,9 +107,28 @@ def test_answers_of_fractional_steps_have_their_mean():
 
 def test_a_prompt_of_several_steps_is_cut_into_equal_parts():
     parts = []
-    one = replica(prompt_steps=2.5, prompts_s=lambda part, _decoding: parts.append(part) or 1.0)
+    one = replica(prompt_steps=2.5, prompts_s=lambda part, _together, _decoding: parts.append(part) or 1.0)
     assert serve(one, [0.0])[0].tolist() == [3.0]
     assert parts == pytest.approx([1 / 3] * 3)
+
+
+def test_attention_groups_compute_long_prompts_at_once_and_each_in_its_own_steps():
+    """Of prompts of two steps on two groups: one takes two steps, two together as many, and three four."""
+    for count, ends in ((1, [2.0]), (2, [2.0, 2.0]), (3, [2.0, 2.0, 4.0])):
+        parts = []
+        one = replica(prompt_steps=1.0, groups=2, prompts_s=lambda *step: parts.append(step[:2]) or 1.0)  # noqa: B023
+        assert serve(one, [0.0] * count)[0].tolist() == ends
+        assert parts[0] == ((0.5, 1.0) if count == 1 else (1.0, 2.0))
+
+
+def test_a_prompt_beside_decode_steps_is_late_by_what_it_adds_to_the_other_stages():
+    """Of two stages: 0.5 s in each where the replica is idle, and 0.1 s where it decodes in steps of both stages."""
+    one = replica(
+        stages=2, step_s=[0.0, 1.0, 1.0], prompts_s=lambda _part, _together, decoding: 0.1 if decoding else 0.5
+    )
+    first_s, end_s, _queue_s = serve(one, [0.0, 1.0], 9.0)
+    assert first_s == pytest.approx([1.0, 0.5 + 1.0 + 1.0 + 0.1 + 0.1])
+    assert end_s - first_s == pytest.approx([9.1, 9.0])
 
 
 def test_recomputed_prompts_delay_others_where_more_wait_than_have_a_place():
