@@ -1,6 +1,6 @@
 """Collect what a machine without a network lacks to run Meshwright: wheels, an installer and a check of all imports.
 
-    python scripts/bundle.py FOLDER --have have.json [--python 3.12] [--extras kernels,torchtitan] [--also NAME ...]
+    python scripts/bundle.py FOLDER --have have.json [--python 3.12] [--extras kernels,liger] [--also NAME ...]
         [--glibc 2.28] [--machine x86_64] [--leave-out NAME ...] [--max-mib 40]
 
     --have        what the target has: the output of `python3 -m pip list --format=json` there
