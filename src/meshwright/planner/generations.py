@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from meshwright.arrays import FloatArray, scalar
+from meshwright.catalog.stacks import features_of
 from meshwright.cost.memory import MemoryTable
 from meshwright.cost.memory.peak import rank_memory
 from meshwright.cost.memory.states import RankLayers
@@ -157,10 +158,13 @@ def _by_rank(shape: PipelineShape, of_stages: NDArray[Any]) -> FloatArray:
 
 
 def steps_on(request: PlanRequest, part: Cluster, rows: PlanTable) -> StepTable:
-    """The steps of plans on a cluster that has only the devices of `part`."""
+    """The steps of plans on a cluster that has only the devices of `part`, under the settings of the whole cluster."""
     alike = replace(part, num_nodes=-(-request.num_devices // part.devices_per_node))
+    stack = request.stack
+    shared = features_of(stack, request.cluster.accelerator, precision=request.precision.name)
+    shared = replace(shared, attention=None, attention_tile=None, fuses_attention_backward=None)  # as each device has
     rates = system_rates(
-        alike, request.precision, request.stack,
+        alike, request.precision, replace(stack, features=stack.features.or_else(shared)),
         calibration=request.calibration, routes=request.kernels.routes,
     )  # fmt: skip
     return estimate_steps(

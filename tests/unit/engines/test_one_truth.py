@@ -100,6 +100,7 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("maxtext", "llama3.1-70b", "mi300x-8x8", ()),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ()),
         ("megatron", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
+        ("megatron", "llama3.1-70b", "gb200-4x8+h100-4x2", ("stack.preset=recipe", "batch.global_sequences=64")),
         ("maxtext", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
         ("megatron", "llama3.1-8b", "mi300x-8x4", ("stack.framework=primus-megatron", "stack.vintage=2025.7")),
         ("megatron", "qwen3-30b-a3b", "h100-8x4", ("stack.vintage=2024.5", "stack.preset=engine")),
