@@ -14,7 +14,6 @@ from meshwright.runfile.synonyms import LORA_TARGETS
 from meshwright.specs.model import Model
 
 ATTENTION, MLP = ("query", "key", "value", "output"), ("gate", "up", "down")
-ALL = (*ATTENTION, *MLP)
 BLOCKS = {"mlp": {*MLP}, "self_attn": {"q", "k", "v", "o"}}
 """Names of the matrices in each block of a layer, in most families."""
 EVERY_LAYER = re.compile(r"\^?[\w.\\]*(?:\[\\d\]\+|\\d\+|\.\*|\*)?\\?\.?\(([\w|]+)\)\\?\.\(([\w|]+)\)(_proj)?\$?")
@@ -92,14 +91,15 @@ def _targets(settings: Settings, model: Model) -> list[str]:
     family = family_that_fits(model) if settings.table.framework == "transformers" else None
     tensors = family.tensors.values() if family else ()
     in_files = {tensor.removesuffix(".weight").rpartition(".")[2] for tensor in tensors}
-    linear = {*ALL} if "qkv_proj" not in in_files else {"qkv", "output", *MLP}
+    mlp = {*MLP} if model.gated_ffn else {"up", "down"}
+    linear = mlp | ({*ATTENTION} if "qkv_proj" not in in_files else {"qkv", "output"})
     found = {name for name in ATTENTION if settings.truth(f"adapted_{name}")}
-    found |= {*MLP} if settings.truth("adapted_mlp") else set()
+    found |= mlp if settings.truth("adapted_mlp") else set()
     found |= linear if settings.truth("all_linear") else set()
     for name in _names(given, settings):
         if name in ("all", "all-linear"):
             found |= linear
-        elif name in LORA_TARGETS and in_files and name not in in_files:
+        elif name in LORA_TARGETS and ((in_files and name not in in_files) or LORA_TARGETS[name] in {*MLP} - mlp):
             settings.notes.append(f"{settings.key('targets')}: {model.name} has no {name}, and PEFT passes it over")
         elif name in LORA_TARGETS:
             found |= {*LORA_TARGETS[name].split(", ")}

@@ -460,6 +460,17 @@ def test_targets_of_adapters(read, given, targets):
     assert found == targets or len(found) == targets
 
 
+def test_a_feed_forward_block_without_a_gate_has_no_adapter_of_one(read):
+    """Modules of Phi-1.5: q_proj, k_proj, v_proj, dense, fc1, fc2."""
+    adapted = AXOLOTL | {"base_model": "microsoft/phi-1_5", "adapter": "lora", "lora_r": 8, "lora_alpha": 16}
+    run = read(adapted | {"lora_target_linear": True})
+    assert run.lora.targets == ("query", "key", "value", "output", "up", "down")
+    assert estimate_run(run).memory.reserved_bytes > 0
+    named = read(adapted | {"lora_target_modules": ["q_proj", "gate_proj"]})
+    assert named.lora.targets == ("query",)
+    assert any("phi-1.5 has no gate_proj" in note for note in read.notes)
+
+
 def test_ranks_by_module_and_chosen_layers(read):
     lora = read(PATTERNED).lora
     assert (lora.ranks, lora.alphas, lora.layers) == ({"up": 4}, {"query": 8.0}, (0, 2))
