@@ -109,29 +109,31 @@ def stated_cluster(
 def with_hardware(
     cluster: Cluster,
     *,
+    fabric: str | None = None,
     network: str | None = None,
     oversubscription: float | None = None,
     device_memory: str | None = None,
     host_memory: str | None = None,
 ) -> Cluster:
-    """Return the cluster with what a run states of it; None: as the catalogue has it.
+    """Return the cluster, which is on the `fabric` that a run names, with what else it states; None: the catalogue's.
 
     Raises BelowError at the key whose value cannot be.
     """
     if cluster.parts:
         given = {
-            "network": network, "oversubscription": oversubscription, "device_memory": device_memory,
-            "host_memory": host_memory,
+            "fabric": fabric, "network": network, "oversubscription": oversubscription,
+            "device_memory": device_memory, "host_memory": host_memory,
         }  # fmt: skip
         return joined(tuple(with_hardware(part, **given) for part in cluster.parts))
-    stated, fabric, accelerator = [*cluster.stated], cluster.fabric, cluster.accelerator
+    stated, links, accelerator = [*cluster.stated], cluster.fabric, cluster.accelerator
+    stated += [] if fabric is None else [f"fabric {links.name}"]
     if network is not None:
         found = read_network(network)
-        fabric = with_network(fabric, found, devices_per_node=cluster.devices_per_node)
-        kind = "" if found.kind else f" (of the kind of {fabric.name})"
+        links = with_network(links, found, devices_per_node=cluster.devices_per_node)
+        kind = "" if found.kind else f" (of the kind of {links.name})"
         stated.append(f"a network of {found.text} a node{kind}")
     if oversubscription is not None:
-        fabric = replace(fabric, oversubscription=oversubscription)
+        links = replace(links, oversubscription=oversubscription)
         stated.append(f"oversubscription {oversubscription:g}")
     if device_memory is not None:
         accelerator = replace(
@@ -152,7 +154,7 @@ def with_hardware(
         cluster = replace(cluster, host_memory_bytes=size)
         stated.append(f"{format_bytes(size)} of memory a host")
     states_network = network is not None or oversubscription is not None
-    return replace(cluster, fabric=fabric, accelerator=accelerator, stated=tuple(stated), states_network=states_network)
+    return replace(cluster, fabric=links, accelerator=accelerator, stated=tuple(stated), states_network=states_network)
 
 
 def with_network(fabric: Fabric, network: NodeNetwork, *, devices_per_node: int) -> Fabric:

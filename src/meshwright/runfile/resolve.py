@@ -323,13 +323,8 @@ def _cluster_with_hardware(given: schema.NamedCluster | schema.InlineCluster) ->
             "name", "has no devices of the file's accelerator", got=name, allowed=f"{own.name}-DEVICESxNODES",
             hint=f"an accelerator is called as its file: {own.name}",
         )  # fmt: skip
-    return with_hardware(
-        catalog.joint_cluster(name, fabric_name=given.fabric, own=own),
-        network=given.network,
-        oversubscription=given.oversubscription,
-        device_memory=given.device_memory,
-        host_memory=given.host_memory,
-    )
+    cluster = catalog.joint_cluster(name, fabric_name=given.fabric, own=own)
+    return with_hardware(cluster, **vars(same_fields(schema.StatedHardware, given)))
 
 
 def _own_accelerator(given: schema.NamedCluster | schema.InlineCluster) -> CatalogEntry | None:

@@ -30,6 +30,13 @@ def test_every_command_names_the_hardware(meshwright):
     check_every([*commands, ("estimate", PINNED_RUN, "--set", "parallel.recompute=full")], check)
 
 
+@pytest.mark.parametrize("cluster", ["h100-8x2", "h100-8x1+h200-8x1"])
+def test_a_fabric_that_the_run_names_is_named(meshwright, cluster):
+    asked = ("--model", "llama3-8b", "--cluster", cluster, "--gbs", 16, "--seq", 4096, "--top", 1)
+    outcome = meshwright("plan", *asked, "--set", "cluster.fabric=gcp-roce-400", *STATED)
+    assert f"hardware: fabric gcp-roce-400, {', '.join(SAID)}\n" in outcome.stdout
+
+
 @pytest.mark.when_touched  # test_every_command_names_the_hardware prints the same line
 def test_pages_name_the_hardware(meshwright, tmp_path):
     def check(command: tuple[object, ...]) -> None:
