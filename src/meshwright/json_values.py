@@ -84,6 +84,20 @@ def parse_yaml(text: str, *, load: Callable[[str], Any] | None = None) -> Any:
     return value
 
 
+def parse_word(text: str) -> Any:
+    """Return the value of a word of a command line, as YAML has it, or the text where it is no YAML.
+
+    >>> parse_word("1e-5"), parse_word("True"), parse_word("@x")
+    (1e-05, True, '@x')
+    """
+    from ruamel.yaml import YAMLError
+
+    try:
+        return parse_yaml(text)
+    except (YAMLError, ValueError):
+        return text
+
+
 def dump_yaml(value: Any, *, yaml: Any = None) -> str:
     """Return a value as YAML, as `yaml` of ruamel.yaml writes it; None: as it does by default."""
     from ruamel.yaml import YAML

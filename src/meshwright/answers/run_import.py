@@ -18,9 +18,10 @@ from meshwright import runfile
 from meshwright.answers.documents.plan import memory_document
 from meshwright.answers.run_export import plan_memory
 from meshwright.catalog.engines import engine_names
-from meshwright.engines.base import ASSUMED, Imported, ImportingEngine, StatedCluster, find_engine
-from meshwright.engines.maxtext_scripts import MaxTextCall, maxtext_call
+from meshwright.engines.base import ASSUMED, FollowedCall, Imported, ImportingEngine, StatedCluster, find_engine
+from meshwright.engines.maxtext_scripts import maxtext_call
 from meshwright.engines.recognition import recognised
+from meshwright.engines.trainer_scripts import trainer_call
 from meshwright.errors import InputError
 from meshwright.files import is_there, write_atomically
 from meshwright.json_values import jsonable
@@ -87,10 +88,9 @@ def import_configuration(
     if not hasattr(reader, "import_run"):
         raise InputError("configurations of this engine are not read", got=name)
     hardware = {"accelerator": accelerator, "network": network, "device_memory": device_memory}
-    call = maxtext_call(source) if name == "maxtext" else MaxTextCall(source=source)
-    found = _read(
-        cast("ImportingEngine", reader), call.source, cluster=stated_cluster(cluster, **hardware), ignore=ignore
-    )
+    follow = {"maxtext": maxtext_call, "native": trainer_call, "trl": trainer_call}.get(name)
+    call = follow(source) if follow else FollowedCall(source=source)
+    found = _read(cast("ImportingEngine", reader), call, cluster=stated_cluster(cluster, **hardware), ignore=ignore)
     stream = StringIO()
     YAML().dump(found.content, stream)
     assumed = "".join(f"# {note}\n" for note in found.notes if note.startswith(ASSUMED))
@@ -109,16 +109,15 @@ def import_configuration(
     return RunImport(run=run, content=found.content, text=text, file=file, memory=memory, notes=notes)
 
 
-def _read(reader: ImportingEngine, source: str, *, cluster: StatedCluster, ignore: Sequence[str]) -> Imported:
+def _read(reader: ImportingEngine, call: FollowedCall, *, cluster: StatedCluster, ignore: Sequence[str]) -> Imported:
     """Return what the engine reads, without the keys of `ignore` if there are any."""
-    if not ignore:
-        return reader.import_run(source, cluster=cluster)
-    if "ignore" not in signature(reader.import_run).parameters:
+    more = {"contents": call.contents} if call.contents else {}
+    if ignore and "ignore" not in signature(reader.import_run).parameters:
         raise InputError(
             "--ignore: the engine of this configuration has no keys to ignore", got=", ".join(ignore),
             hint="leave the setting out of a copy of the configuration",
         )  # fmt: skip
-    return reader.import_run(source, cluster=cluster, ignore=ignore)
+    return reader.import_run(call.source, cluster=cluster, **more, **({"ignore": ignore} if ignore else {}))
 
 
 def _require_file(source: str) -> None:

@@ -159,6 +159,19 @@ class Imported:
     program: str = ""  # whose configuration it is, where the engine is another
 
 
+@dataclass(frozen=True, kw_only=True)
+class FollowedCall:
+    """The source that a reader of configurations takes in place of a shell script.
+
+    notes: what of the script was not followed.
+    contents: what the script itself states, in the keys of a configuration, by the kind of that configuration.
+    """
+
+    source: str
+    notes: tuple[str, ...] = ()
+    contents: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+
+
 ASSUMED, DEPRECATED = "assumed:", "deprecated:"
 """Beginnings of notes on values that a configuration lacks, and on keys that its program is giving up."""
 

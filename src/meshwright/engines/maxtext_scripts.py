@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 
+from meshwright.engines.base import FollowedCall
 from meshwright.engines.key_classes import key_classes
 from meshwright.engines.maxtext.config.keys import known_keys
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
@@ -34,15 +34,7 @@ PLACES = ("_path", "_directory", "_dir", "_files", "_token")
 """Endings of keys that name places, which change no step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaxTextCall:
-    """The source that the reader of configurations takes, and what of a script was not followed."""
-
-    source: str
-    notes: tuple[str, ...] = ()
-
-
-def maxtext_call(source: str) -> MaxTextCall:
+def maxtext_call(source: str) -> FollowedCall:
     """Return the call of the script that `source` names, or `source` if it names no script that runs MaxText.
 
     Raises InputError, with the line, for a script that cannot be followed, and for a setting whose value only the
@@ -52,10 +44,10 @@ def maxtext_call(source: str) -> MaxTextCall:
         first, *given = shlex.split(source)
         text = load_text(Path(first))
     except (OSError, ValueError):  # the reader of configurations reports it
-        return MaxTextCall(source=source)
+        return FollowedCall(source=source)
     path = Path(first)
     if not is_maxtext_script(path, text):
-        return MaxTextCall(source=source)
+        return FollowedCall(source=source)
     if not MODULE.search(text) and not FILE.search(text):
         raise InputError(
             f"{path} runs no pre-training of MaxText",
@@ -71,7 +63,7 @@ def maxtext_call(source: str) -> MaxTextCall:
     known, open_ones = _expanded(settings, later=later, path=path)
     notes = [*call.notes, *([f"the caller of the script sets {', '.join(open_ones)}"] if open_ones else [])]
     place, note = _located(configuration.text, path)
-    return MaxTextCall(source=shlex.join([str(place), *known, *later]), notes=(*notes, *note))
+    return FollowedCall(source=shlex.join([str(place), *known, *later]), notes=(*notes, *note))
 
 
 def _expanded(settings: list[Word], *, later: list[str], path: Path) -> tuple[list[str], list[str]]:

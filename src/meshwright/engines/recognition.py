@@ -25,10 +25,13 @@ SHELL = re.compile(r"\A#!.*\b(ba|da|z|k)?sh\b")
 MAXTEXT_CALL = re.compile(r"^[^#\n]*\bpython3?\b[^#\n]*\bmaxtext[./]\S*(train|\$)", re.IGNORECASE | re.MULTILINE)
 MEGATRON_CALL = re.compile(r"^[^#\n]*\b(pretrain|train|finetune|posttrain)\w*\.py\b", re.MULTILINE)
 MEGATRON_OPTION = re.compile(r"^\s*--(num-layers|tensor-model-parallel-size)\b", re.MULTILINE)
-OTHER_OPTION = re.compile(
-    r"--(job\.config[_-]file|(pretrained_)?model_name_or_path|train_file|per_device_train_batch_size)\b"
-)
+OTHER_OPTION = re.compile(r"--(job\.config[_-]file|(pretrained_)?model_name_or_path|train_file)\b")
 """Options of torchtitan and of trainers on transformers, whose programs have such names too."""
+TRAINER_CALL = re.compile(
+    r"^[^#\n]*(--per[_-]device[_-]train[_-]batch[_-]size\b|\bswift (sft|pt|rlhf) |\bllamafactory-cli train |"
+    r"\btrl (sft|dpo|kto|orpo) |\bsrc/train(_bash)?\.py +\S+\.(yaml|json)\b)",
+    re.MULTILINE,
+)
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)
 NEMO_MODEL = re.compile(r"^  (num_layers|hidden_size):", re.MULTILINE)
 MODULE = re.compile(r"^def ((?!_)\w+)\(\)\s*->\s*[\w.\"']*\bConfig\b[\"']?:", re.MULTILINE)
@@ -105,13 +108,18 @@ def is_maxtext_script(path: Path, text: str) -> bool:
     return _is_script(path, text) and MAXTEXT_CALL.search(_joined(text)) is not None
 
 
+def is_trainer_script(path: Path, text: str) -> bool:
+    """Return True if `text`, the content of `path`, is a shell script that gives a trainer its arguments."""
+    return _is_script(path, text) and TRAINER_CALL.search(_joined(text)) is not None
+
+
 def _joined(text: str) -> str:
     """Return the lines of a script without comments, which a backslash does not continue."""
     return COMMENT.sub("", text).replace("\\\n", " ")
 
 
 def _is_script(path: Path, text: str) -> bool:
-    if path.name in ("Dockerfile", "Makefile"):
+    if path.name.startswith(("Dockerfile", "Makefile")):
         return False
     return SHELL.match(text) is not None or path.suffix in ("", ".sh", ".bash", ".slurm", ".sbatch", ".sub")
 
@@ -120,6 +128,8 @@ def _of_script(path: Path, text: str) -> Recognised | None:
     """A shell script that calls a training program, or a file of its arguments."""
     if is_maxtext_script(path, text):
         return Recognised(project="MaxText", engine="maxtext")
+    if is_trainer_script(path, text):
+        return Recognised(project="script of a trainer", engine="native")
     has_options, joined = MEGATRON_OPTION.search(COMMENT.sub("", text)), _joined(text)
     calls = MEGATRON_CALL.search(joined) and (has_options or not OTHER_OPTION.search(joined))
     if (_is_script(path, text) and calls) or (path.suffix == ".args" and has_options):

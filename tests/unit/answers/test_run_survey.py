@@ -39,6 +39,10 @@ FILES = {
     "bridge.yaml": ("train:\n  train_iters: 10\nmodel:\n  num_layers: 2\n", "Megatron-Bridge"),
     "call.sh": ("#!/bin/bash\ntorchrun pretrain_gpt.py --num-layers 12\n", "Megatron-LM"),
     "recipe.sh": ("python3 -m MaxText.train MaxText/configs/base.yml \\\n  steps=10\n", "MaxText"),
+    "trainer.sh": (
+        "deepspeed train_sft.py \\\n  --model_name_or_path m \\\n  --per_device_train_batch_size 2\n",
+        "script of a trainer",
+    ),
     "config_registry.py": (
         "from torchtitan.trainer import Trainer\nraise SystemExit(9)\ndef tiny() -> Trainer.Config:\n    pass\n",
         "TorchTitan",
@@ -47,7 +51,6 @@ FILES = {
 OTHERS = {
     "Dockerfile": "FROM x\nRUN python pretrain_gpt.py --num-layers 2\n",
     "titan.sh": "torchrun --nproc_per_node=8 train.py --job.config_file ./llama3.toml --training.steps 10\n",
-    "trainer.sh": "deepspeed train_sft.py \\\n  --model_name_or_path m \\\n  --per_device_train_batch_size 2\n",
     "pyproject.toml": '[project]\nname = "x"\n',
     "README.md": "```\npython3 -m MaxText.train base.yml steps=10\n```\n",
     "compose.yml": "services:\n  web:\n    image: x\n",

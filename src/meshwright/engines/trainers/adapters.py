@@ -35,7 +35,9 @@ def lora_task(settings: Settings, *, kind: str | None, model: Model) -> dict[str
     if alpha is None and rank and (per_rank := settings.number("alpha_per_rank")):
         alpha = per_rank * rank
     if rank is None or alpha is None:
-        raise InputError(f"adapters need {settings.key('rank')} and {settings.key('alpha')}")
+        keys = [settings.key(name) for name in ("rank", "alpha", "targets")]
+        hint = f'give them behind the file: "{settings.file.name} {keys[0]}=16 {keys[1]}=32 {keys[2]}=q_proj,v_proj"'
+        raise InputError(f"adapters need {keys[0]} and {keys[1]}", hint=hint)
     patterns = {key: of for key in ("ranks", "alphas") if (of := _pattern(settings, key))}
     if patterns and settings.truth("rank_stabilised"):
         raise settings.error("rank_stabilised", "run files do not have it beside ranks or alphas by module")
@@ -75,8 +77,8 @@ def _pattern(settings: Settings, name: str) -> dict[str, Any]:
 
 def _base_format(settings: Settings) -> str:
     bits = settings.count("quantised_bits")
-    if bits not in (None, 4, 8):
-        raise settings.error("quantised_bits", "run files do not have it", allowed="4, 8")
+    if bits not in (None, 4, 8, 16, 32):
+        raise settings.error("quantised_bits", "run files do not have it", allowed="4, 8, 16, 32")
     if bits == 4 or settings.truth("in_4_bits"):
         return "nf4_double" if settings.truth("double_quantised") else "nf4"
     if bits == 8 or settings.truth("in_8_bits"):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ OF_RUN_FILES = {
 }  # fmt: skip
 """Keys of a run file in place of a setting that the configuration lacks."""
 MOST_FILES = 8
+StatedContents = Sequence[tuple[str, Mapping[str, Any]]]  # name of a table, and values of its keys
 
 
 def content_of(path: Path) -> dict[str, Any]:
@@ -75,14 +76,14 @@ def trainer_of(path: Path) -> TrainerTable | None:
         return None
 
 
-def read_settings(parts: list[str], *, ignore: Collection[str]) -> Settings:
-    """Return the settings of files and of what stands behind them.
+def read_settings(parts: list[str], *, ignore: Collection[str], contents: StatedContents = ()) -> Settings:
+    """Return the settings of files and of what stands behind them; `contents` are in place of the first file.
 
     Raises InputError with all keys that are not known, and for files that cannot be read or that contradict each other.
     """
     paths = [one for part in parts if not is_setting(part) for one in _files(Path(part))]
-    found: list[tuple[TrainerTable, Path, dict[str, Any]]] = []
-    for path in paths:
+    found = [(table(name), paths[0], dict(content)) for name, content in contents]
+    for path in paths[1 if contents else 0 :]:
         content = content_of(path)
         if (kind := table_of(content)) is None:
             raise InputError("not a configuration of a trainer that is read", got=str(path))
@@ -97,7 +98,7 @@ def read_settings(parts: list[str], *, ignore: Collection[str]) -> Settings:
     content, overlay = _behind(parts, content, kind)
     settings = Settings(table=kind, file=path, overlay=overlay)
     unknown: dict[str, None] = {}
-    queue = [(kind, path, content), *(one for one in found if one[1] != path)]
+    queue = [(kind, path, content), *(one for one in found if one[0] is not kind or one[1] != path)]
     for number, (of, file, values) in enumerate(queue):
         if number >= MOST_FILES:
             raise InputError("configurations name more files than one run has", got=str(file), allowed=MOST_FILES)

@@ -19,7 +19,7 @@ from meshwright.engines import refusals
 from meshwright.engines.base import ASSUMED, Imported, StatedCluster, not_estimated
 from meshwright.engines.software_line import with_stated_software
 from meshwright.engines.trainers.adapters import lora_task
-from meshwright.engines.trainers.files import OF_RUN_FILES, read_settings
+from meshwright.engines.trainers.files import OF_RUN_FILES, StatedContents, read_settings
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import is_there
@@ -42,8 +42,12 @@ ATTENTION_KEYS = {"xformers": "xformers", "fa2": "flash_attention_2", "flex": "f
 """Value of the setting `attention` for each older switch `attention_...`."""
 
 
-def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[str] = ()) -> Imported:
+def import_trainer(
+    source: str, *, cluster: StatedCluster, ignore: Collection[str] = (), contents: StatedContents = ()
+) -> Imported:
     """Return the run on `cluster` that configurations of a trainer describe, without the keys of `ignore`.
+
+    `contents`: what the first file of `source`, a script, states, by the name of its table.
 
     Raises InputError with all settings that run files lack, or with all that the configuration lacks.
     """
@@ -53,7 +57,10 @@ def import_trainer(source: str, *, cluster: StatedCluster, ignore: Collection[st
         parts = shlex.split(source)
     except ValueError as error:
         raise InputError(f"not a configuration and settings: {error}", got=source) from None
-    settings, target = read_settings(parts, ignore=ignore), named_cluster(cluster, may_have_parts=True)
+    settings, target = (
+        read_settings(parts, ignore=ignore, contents=contents),
+        named_cluster(cluster, may_have_parts=True),
+    )
     over = documents.RunFileDocument(file="", value={})
     for part in settings.overlay.values():
         over = documents.override(over, part)
@@ -268,7 +275,13 @@ def _match_devices(settings: Settings, cluster: Cluster) -> None:
     """Raise InputError if the configuration states another number of processes than the cluster has devices."""
     name = "devices" if "devices" in settings.given else "devices_per_node"
     of_node = 0 if settings.get(name) in ("auto", "-1", -1) else settings.count(name, least=0) or 0
-    found = of_node * (settings.count("nodes") or 1)
+    nodes = settings.count("nodes")
+    found = of_node if name == "devices" else of_node * (nodes or 1)
+    if not found and nodes not in (None, cluster.num_nodes):
+        hint = f"--cluster {cluster.accelerator.name}-{cluster.devices_per_node}x{nodes}"
+        raise InputError(
+            f"the cluster has {cluster.num_nodes} nodes", got=f"{settings.key('nodes')} {nodes}", hint=hint
+        )
     if found and found != cluster.num_devices:
         hint = f"--cluster {cluster.accelerator.name}-{min(found, 8)}x{max(1, found // 8)}"
         got = f"{found} devices, by {settings.key(name)}"
@@ -326,6 +339,8 @@ def _batch(settings: Settings, *, ranks: int) -> dict[str, Any]:
     """Return the batch of `ranks` data-parallel ranks. Raises InputError where it cannot be split over them."""
     micro, total = settings.count("micro"), settings.count("global_sequences")
     accumulated = settings.count("accumulation") if total is None or "accumulation" in settings.given else None
+    if (least := settings.count("accumulated_least")) and "accumulation" not in settings.given:
+        accumulated = math.ceil(least / (micro or 1) / ranks)
     if total is not None:
         micro = micro or total // (ranks * (accumulated or 1))
         accumulated = accumulated or total // ranks // max(1, micro)

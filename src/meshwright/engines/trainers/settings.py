@@ -14,6 +14,8 @@ from meshwright.errors import InputError
 _TRUE, _FALSE = ("true", "yes", "on", "auto", "inductor"), ("false", "no", "off", "none")
 TRUTHS = dict.fromkeys(_TRUE, True) | dict.fromkeys(_FALSE, False)
 LARGEST = 1 << 62
+OF_DEEPSPEED = ("schedule", "optimizer")
+"""Settings of its own file that DeepSpeed takes, whatever the trainer has: transformers, integrations/deepspeed.py."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,10 @@ class Settings:
         """Add a setting. Raises InputError if another key has given it another value."""
         before = self.given.setdefault(setting, given)
         self.tables.setdefault(setting, of)
-        if _plain(before.value) != _plain(given.value):
+        if setting in OF_DEEPSPEED and of.title == "DeepSpeed" and self.tables[setting] is not of:
+            self.notes.append(f"{before.key} {before.value} has no effect: {given.file.name} has {given.value}")
+            self.given[setting], self.tables[setting] = given, of
+        elif _plain(before.value) != _plain(given.value):
             got = f"{before.key}: {before.value} in {before.file}, {given.key}: {given.value} in {given.file}"
             raise InputError(f"two settings of one run contradict each other: {setting}", got=got, hint="keep one")
 
@@ -88,7 +93,7 @@ class Settings:
     def truth(self, setting: str) -> bool:
         """Return True where a setting is switched on. Raises InputError for a value that is neither true nor false."""
         found = self.get(setting)
-        if isinstance(found, bool) or found is None:
+        if found in (None, 0, 1):
             return bool(found)
         if isinstance(found, str) and found.lower() in TRUTHS:
             return TRUTHS[found.lower()]

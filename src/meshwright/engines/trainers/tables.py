@@ -12,6 +12,7 @@
     longest        model -> tokens of its longest sequence, where the trainer shortens no sample by default
     deprecated     key -> the one that is in its place in the newest release
     shipped        file of DeepSpeed that the trainer's repository has -> what of it concerns a run
+    programs       expression for the names of programs whose arguments are its keys
     marks          sets of keys by one of which a configuration is recognised
     extends        table whose keys it has too; `values_of`: whose values alone
     shares_work    true: it says how devices share the work, and names no model
@@ -21,17 +22,19 @@ A key that ends with * stands for all that begin like it. Mappings are flattened
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).with_name("tables")
 ORDER = (
     "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory", "openinstruct", "trl_pairs",
-    "trl", "transformers", "accelerate", "deepspeed",
+    "trl", "swift", "deepspeed_chat", "scripts", "transformers", "accelerate", "deepspeed",
 )  # fmt: skip
 """Tables in the order in which their marks are looked for: special ones first."""
 OFF = (None, False, "", [], {}, "none", "None", "no", "off", "false")
@@ -44,6 +47,7 @@ class TrainerTable:
     title: str
     framework: str
     marks: tuple[frozenset[str], ...]
+    programs: str
     keys: Mapping[str, str]
     defaults: Mapping[str, Any]
     own_defaults: Mapping[str, Mapping[str, Any]]
@@ -100,6 +104,7 @@ def table(name: str) -> TrainerTable:
         title=read["title"],
         framework=read["framework"],
         marks=tuple(frozenset(mark.split()) for mark in read["marks"]),
+        programs=read.get("programs", "$^"),
         keys=read["keys"] | {key: one for key, one in (below.keys if below else {}).items() if key not in read["keys"]},
         values=values,
         refused={key: one for key, one in above.items() if key not in read["keys"]} | refused,
@@ -128,6 +133,13 @@ def table_of(content: Mapping[str, Any]) -> TrainerTable | None:
         if any(all(_has(content, key) for key in mark) for mark in found.marks) and 2 * num_known > len(content):
             return found
     return None
+
+
+def table_of_program(program: str, content: Mapping[str, Any]) -> str:
+    """Return the name of the table whose keys the arguments of `program` are: a trainer on transformers by default."""
+    by_program = (name for name in ORDER if re.search(table(name).programs, program))
+    by_keys = (name for name in ("openinstruct", "deepspeed_chat") if table_of(content) is table(name))
+    return next(chain(by_program, by_keys), "scripts")
 
 
 def _has(content: Any, key: str) -> bool:

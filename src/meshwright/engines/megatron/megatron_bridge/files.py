@@ -19,7 +19,7 @@ from meshwright.engines.base import is_setting
 from meshwright.engines.megatron.megatron_bridge.configuration import CONTAINER, sections
 from meshwright.engines.megatron.megatron_lm.options import split_source, yaml_node
 from meshwright.errors import InputError
-from meshwright.json_values import parse_yaml, read_yaml
+from meshwright.json_values import parse_word, read_yaml
 
 DISTILLATION = ("model.teacher", "model.kd_config")  # of DistillationProvider
 DERIVED = {
@@ -146,7 +146,7 @@ def read(source: str, *, ignore: Collection[str] = ()) -> BridgeFields:
         if equals and name == "model":
             model = text
         elif equals:
-            _add(name, _parse(text), fields=fields, targets=targets, where="after the file", line=0)
+            _add(name, parse_word(text), fields=fields, targets=targets, where="after the file", line=0)
     refusals.unknown_keys(ignored, fields, program="Megatron-Bridge", ignore=ignore)
     return BridgeFields(fields, path=Path(paths[0]), targets=targets, is_complete=is_complete, model=model)
 
@@ -158,15 +158,6 @@ def _load(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InputError(f"{path} is not a configuration of Megatron-Bridge", hint=RECIPE)
     return content
-
-
-def _parse(text: str) -> Any:
-    from ruamel.yaml import YAMLError
-
-    try:
-        return parse_yaml(text)
-    except (YAMLError, ValueError):
-        return text
 
 
 def _flat(content: Any) -> Iterator[tuple[str, Any, int]]:

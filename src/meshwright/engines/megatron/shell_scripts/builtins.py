@@ -125,6 +125,17 @@ def _echo(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Stat
     return True
 
 
+def _expr(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
+    """Print the value of whole numbers with their operators, for `$(expr 16 / 4)`; all else is not known."""
+    text = " ".join(word.text for word in words[1:])
+    if shell.output is None or shell.uncertain or not re.fullmatch(r"[\d\s+*/%()-]+", text):
+        shell.output = None
+        return None
+    value = shell.expander.at(command.line).integer(text)
+    shell.output.append(f"{value}\n")
+    return value != 0
+
+
 def _printf(shell: Interpreter, command: SimpleCommand, words: list[Word]) -> Status:
     shell.output = None
     if len(words) > 2 and words[1].text == "-v":
@@ -229,6 +240,6 @@ BUILTINS: dict[str, Builtin] = {
     **dict.fromkeys(("[", "test"), _bracket),
     **dict.fromkeys(WITHOUT_EFFECT, lambda *_: True),
     "shift": _shift, "set": _set, "unset": _unset, "echo": _echo, "printf": _printf, "let": _let, "eval": _eval,
-    "false": lambda *_: False, "alias": _alias,
+    "false": lambda *_: False, "alias": _alias, "expr": _expr,
 }  # fmt: skip
 """Functions of the shell's own commands, by name."""

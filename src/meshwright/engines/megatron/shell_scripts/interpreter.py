@@ -7,7 +7,7 @@ there has no known value from then on, and `exit` there is an error of the scrip
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
@@ -52,6 +52,8 @@ Status = bool | None  # of a command; None: it depends on files or programs
 class Findings:
     """Arguments of each training program, commands that were not followed, and here-documents that `cat` copies."""
 
+    program_at: Callable[[list[Word]], int | None]
+    environment: tuple[str, ...] = ()
     calls: list[list[Word]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     documents: list[str] = field(default_factory=list)
@@ -450,14 +452,21 @@ class Interpreter:
             text = inner.text if inner.document is None else self._document_text(inner.document)
             child = self._child(command, inner.positional, name=self.variables.name)
             child.run_text(text, line=words[0].line)
-        elif (k := programs.program_at(words)) is not None:
+        elif (k := self.found.program_at(words)) is not None:
             if name == "xargs":
                 raise InputError(f"{self.where(words[0].line)}: arguments from xargs are not known")
-            if programs.OTHER_MODELS.search(words[k].text):
+            if k >= 0 and programs.OTHER_MODELS.search(words[k].text):
                 what = f"{self.where(words[k].line)}: a program with other options than pretrain_gpt.py"
                 hint = "import configurations of decoder-only models that pretrain_gpt.py trains"
                 raise InputError(what, got=words[k].text, allowed="pretrain_gpt.py", hint=hint)
-            self.found.calls.append(words[k + 1 :])
+            if any(one.text.startswith(("<(", ">(")) for one in words):
+                raise InputError(f"{self.where(words[0].line)}: process substitution is not supported")
+            values = self._child(command, (), name="").variables.values if self.found.environment else {}
+            of_environment = [
+                (one, value) for one in self.found.environment if isinstance(value := values.get(one), str)
+            ]
+            before = [Word(text=f"{one}={value}", line=words[0].line) for one, value in of_environment]
+            self.found.calls.append([*before, *words[k + 1 :]])
         elif (k := programs.script_at(words)) is not None and (path := script_file(self, words[k])) is not None:
             is_itself = str(path) == self.variables.name and k == len(words) - 1 and not command.assignments
             if is_itself and name == "sbatch":

@@ -366,8 +366,13 @@ class _Parser:
                 break
             if not PLACEHOLDER.match(self.text, self.at) and self._redirection(documents):
                 continue
-            if self._next_is("<(", ">("):
-                raise self.error("process substitution is not supported")
+            begin = self.at
+            if self._take("<(", ">("):
+                self._bracketed("(")
+                words.append(
+                    ShellWord(parts=(Literal(text=self.text[begin : self.at], is_quoted=True),), line=self.line)
+                )
+                continue
             if self._next_is("("):
                 raise self.error("a bracket that is not quoted")
             first = words[0] if words else None

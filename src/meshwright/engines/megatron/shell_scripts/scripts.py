@@ -9,7 +9,7 @@ treat it as empty, as the shell does.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -18,6 +18,7 @@ from pathlib import Path
 from meshwright.engines.megatron.shell_scripts.builtins import Leave
 from meshwright.engines.megatron.shell_scripts.interpreter import Findings, Interpreter
 from meshwright.engines.megatron.shell_scripts.parsing import parse_script
+from meshwright.engines.megatron.shell_scripts.programs import program_at
 from meshwright.engines.megatron.shell_scripts.state import ShellValue, ShellVariables, UnknownText
 from meshwright.engines.megatron.shell_scripts.syntax import Word
 from meshwright.errors import InputError
@@ -39,6 +40,19 @@ INSTEAD = "or put echo before torchrun in a copy, run that, and import what it p
 
 
 @dataclass(frozen=True, kw_only=True)
+class WantedCall:
+    """The program whose arguments a reader asks for.
+
+    at: returns the place of the program in the words of a command, -1 to have all words; None: the command runs none.
+    environment: variables of the command that stand before its words, as NAME=value.
+    """
+
+    name: str = "pretrain_gpt.py"
+    at: Callable[[list[Word]], int | None] = program_at
+    environment: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptCall:
     """The arguments of the training program, what of the script was not followed, and the texts of files it writes."""
 
@@ -47,7 +61,10 @@ class ScriptCall:
     documents: tuple[str, ...] = ()
 
 
-def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCall:
+GPT = WantedCall()
+
+
+def script_call(text: str, *, path: Path, given: Iterable[str] = (), wanted: WantedCall = GPT) -> ScriptCall:
     """Return the call of the training program. `given` are NAME=value and positional arguments of the script.
 
     Of calls with different arguments, `CALL=N` chooses the N-th one. Raises InputError, with the line, for a script
@@ -62,7 +79,7 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
         else:
             positional.append(argument)
     variables = ShellVariables(name=str(path), values=named, positional=tuple(positional), exported=set(named))
-    found = Findings()
+    found = Findings(program_at=wanted.at, environment=wanted.environment)
     try:
         body = parse_script(text, name=str(path))
         with suppress(Leave):
@@ -72,9 +89,7 @@ def script_call(text: str, *, path: Path, given: Iterable[str] = ()) -> ScriptCa
     chosen = str(named.get(CALL, 1))
     if not found.calls:
         more = f" ({'; '.join(found.notes)})" if found.notes else ""
-        raise InputError(
-            f"{path} calls no pretrain_gpt.py{more}", hint="files with only arguments are called NAME.args"
-        )
+        raise InputError(f"{path} calls no {wanted.name}{more}", hint="files with only arguments are called NAME.args")
     calls: dict[tuple[str, ...], list[Word]] = {}
     for call in found.calls:
         calls.setdefault(tuple(word.text for word in call), call)

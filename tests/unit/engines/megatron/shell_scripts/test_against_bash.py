@@ -22,11 +22,11 @@ WORDS = (
     "${P%%_*}", "${P#*/}", "${A/x/y}", "${A^^}", "${P:2:3}", "a\\ b", "x{1,2}y", "{1..3}", "''", '""',
     "a'b'\"c\"", "--x=$A", '--y="$D"', "[0]*3+[1]*5", "$'tab\\there'", "it\\'s", "$(echo $A $N)",
     '"$(echo "$D")"', "`echo $A`", "%", "a#b", "--z='([0]*3+[1]*58)'", "$EMPTY", '"$EMPTY"', "\\$A", "'$A'",
-    "~x", "a=b", "${!REF}", "$([ $N -gt 2 ] && echo --more)",
+    "~x", "a=b", "${!REF}", "$([ $N -gt 2 ] && echo --more)", "$(expr 64 / $N)", "$(expr $N - 7 \\* 2)",
 )  # fmt: skip
 REDIRECTIONS = (
     "2>&1", "> log", ">> log", "2> err", "< /dev/null", "&> log", "2>/dev/null", ">| log", "<<< text", "1>&2", ">log",
-    '> "$A log"', "3>&1", "> log_$(echo x).txt", '2>> "$A.log"',
+    "> >(cat)", '> "$A log"', "3>&1", "> log_$(echo x).txt", '2>> "$A.log"',
 )  # fmt: skip
 BEFORE = (
     "A=x1 B=--swiglu", "N=4", 'D="p  q"', "LIST+=(more 'and more')", "export Q=1", "# comment 'unclosed",
