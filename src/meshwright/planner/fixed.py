@@ -6,9 +6,11 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum, IntEnum
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, UnknownNameError
+from meshwright.files import toml_table
 from meshwright.runfile.synonyms import key_for
 from meshwright.specs.plan import (
     ALL_TOKENS,
@@ -115,7 +117,7 @@ def _printed(part: str, *, with_fsdp: bool) -> list[str]:
     if "=" not in word and "".join(m[0] for m in _DEGREE.finditer(word)) == word:
         found = []
         for name, width in _DEGREE.findall(word):
-            field = "data_replicate" if name == "dp" and with_fsdp else SHORT[name]
+            field = "data_replicate" if name == "dp" and with_fsdp else _words("short")[name]
             found += [f"{field}={width}"] + ["sharding=parameters"] * (name == "fsdp")
         return found
     if word in _SHARDINGS:
@@ -200,7 +202,9 @@ def _stored(text: str) -> tuple[str, ...]:
 def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
     members = {(m.name.lower() if issubclass(kind, IntEnum) else m.value): m for m in kind}
     if text.lower() not in members:
-        raise InputError(name, got=text, allowed=", ".join(members), hint=OTHER.get((name, plain(text))))
+        raise InputError(
+            name, got=text, allowed=", ".join(members), hint=_words("other_values").get(name, {}).get(plain(text))
+        )
     return members[text.lower()]
 
 
@@ -214,72 +218,13 @@ def _count(name: str, text: str, *, others: Iterable[str] = ()) -> int:
     return count
 
 
-# --- words of other tools: Megatron, DeepSpeed, PyTorch, Hugging Face ---
+# --- words of other tools ---
 
-# `--fix` understands them where they mean the same; where they mean something else, `OTHER` says what and the way on.
+# `--fix` understands them where they mean the same; where they mean something else, the table says the way on.
 
 
-SHORT = {
-    "tp": "tensor", "cp": "context", "pp": "pipeline", "vpp": "virtual_pipeline", "ep": "expert",
-    "etp": "expert_tensor", "mbs": "micro_batch", "dp": "data_shard", "fsdp": "data_shard", "order": "axis_order",
-}  # fmt: skip
-"""Short names of the degrees, as papers have them, and Megatron-Core's name of the order of ranks."""
-
-_YES, _NO = "true yes on 1", "false no off 0"
-
-_VALUES = {
-    "sharding": {
-        "none": "0 zero0 stage0 ddp noshard",
-        "optimizer": "1 zero1 stage1 distributedoptimizer optim",
-        "gradients": "2 zero2 stage2 shardgradop optimgrads",
-        "parameters": "3 zero3 stage3 fsdp fsdp2 fullshard optimgradsparams",
-    },
-    "schedule": {
-        "1f1b": "onefoneb pipedreamflush",
-        "interleaved": "interleaved1f1b",
-        "zero_bubble": "zb zbh1 zb1p zerobubble",
-        "zbv": "zbvzerobubble",
-        "dualpipev": "",
-    },
-    "recompute": {"none": _NO, "full": "fulllayers"},
-    "offload": {"none": _NO, "optimizer": "optimizerstates"},
-    "sequence_parallel": {"true": _YES, "false": _NO},
-    "axis_order": {"tp-cp-dp-pp": "tpcpepdppp tpcpdpeppp tpdppp", "tp-cp-pp-dp": "tpcpepppdp tpcpppepdp tpppdp"},
-    "recompute_modules": {
-        "core_attention": "coreattn coreattention attn",
-        "norm": "layernorm rmsnorm",
-        "activation": "moeact act swiglu",
-        "mla_up_projection": "mlaupproj",
-        "mlp": "ffn feedforward",
-    },
-}  # fmt: skip
-"""Our word -> words of other tools for it, without case, hyphens, underscores and PyTorch's `Schedule` in front."""
-
-OTHER = {
-    ("sharding", "hsdp"): "sharding=parameters,data_replicate=N: N replicas of one sharded copy",
-    ("sharding", "hybridshard"): "sharding=parameters,data_replicate=N: N replicas of one sharded copy",
-    ("offload", "cpu"): "offload=optimizer: optimizer states; weights and gradients in host memory are not planned",
-    ("offload", "true"): "offload=optimizer: optimizer states; weights and gradients in host memory are not planned",
-    ("recompute", "block"): "recompute=full,recompute_layers=N: that many layers of a pipeline rank",
-    ("recompute", "uniform"): "recompute=full,recompute_layers=all: every layer keeps its input",
-    ("schedule", "interleavedzerobubble"): "interleaved and zero_bubble are schedules, their combination is not costed",
-}
-"""Values that mean something else here -> the way on."""
-
-OTHER_FIELDS = {
-    "ulysses": "the field is 'context', whose ranks pass keys and values on; an all-to-all over heads is not costed",
-    "deepspeed_sequence_parallel": "the field is 'context', whose ranks pass keys and values on; an all-to-all over "
-    "heads is not costed",
-    "gradient_accumulation_steps": "it follows: global batch over micro_batch and data width; hold micro_batch and "
-    "data_shard",
-    "num_micro_batches": "it follows: global batch over micro_batch and data width; hold micro_batch and data_shard",
-    "num_layers_per_virtual_pipeline_stage": "virtual_pipeline counts the stages of a rank: layers over pipeline and "
-    "layers of a stage",
-    "decoder_first_pipeline_num_layers": "layers_per_stage has the layers of each stage, as in 7,8x14,7",
-    "decoder_last_pipeline_num_layers": "layers_per_stage has the layers of each stage, as in 7,8x14,7",
-    "pipeline_model_parallel_layout": "layers_per_stage has the layers of each stage, as in 7,8x14,7",
-}  # fmt: skip
-"""Settings of other tools that are no field of a plan -> the fields that say the same."""
+def _words(table: str) -> dict[str, Any]:
+    return toml_table(Path(__file__).with_name("plan_words.toml"))[table]
 
 
 def field_for(name: str) -> str | None:
@@ -290,11 +235,11 @@ def field_for(name: str) -> str | None:
     """
     known = [f.name for f in fields(Plan)]
     word = name.lower().replace("-", "_")
-    if word in OTHER_FIELDS:
+    if word in _words("other_fields"):
         return None
     key = key_for(word) or ""
     field = "micro_batch" if key == "batch.micro" else key.removeprefix("parallel.")
-    return next((w for w in (word, SHORT.get(word), field) if w in known), None)
+    return next((w for w in (word, _words("short").get(word), field) if w in known), None)
 
 
 def hint_for(name: str) -> str | None:
@@ -304,8 +249,8 @@ def hint_for(name: str) -> str | None:
     "it is the run's and no choice of its plan: the key is 'cluster'"
     """
     word = name.lower().replace("-", "_")
-    if word in OTHER_FIELDS:
-        return OTHER_FIELDS[word]
+    if word in _words("other_fields"):
+        return _words("other_fields")[word]
     key = key_for(word)
     return key and f"it is the run's and no choice of its plan: the key is {key!r}"
 
@@ -317,7 +262,7 @@ def our_value(field: str, text: str) -> str:
     ('parameters', 'zbv', '8')
     """
     word = plain(text)
-    for ours, others in _VALUES.get(field, {}).items():
+    for ours, others in _words("values").get(field, {}).items():
         if word in (plain(ours), *others.split()):
             return ours
     return text

@@ -39,20 +39,6 @@ SCHEDULES = {
     Schedule.ZBV: "ZBVZeroBubble",
 }
 
-_EXTENSIONS = "meshwright.engines.torchtitan.in_torchtitan_process.extensions"
-_CONFIGS = "torchtitan.config.configs"
-_TABLE = HOMES | {
-    **dict.fromkeys(("CompileConfig", "DebugConfig", "ParallelismConfig", "TrainingConfig"), _CONFIGS),
-    **dict.fromkeys(("FullAC", "SelectiveAC"), "torchtitan.distributed.activation_checkpoint"),
-    **dict.fromkeys(("OptimizersContainer", "ParamGroupConfig"), "torchtitan.components.optimizer"),
-    **dict.fromkeys(("AbsentTokenizer", "RunFileDataLoader", "RunLearningRates"), _EXTENSIONS),
-    **dict.fromkeys(("StepLogMetrics", "weights_folder"), _EXTENSIONS),
-    "CheckpointManager": "torchtitan.components.checkpointer",
-    **dict.fromkeys(("ChunkedLossWrapper", "CrossEntropyLoss"), "torchtitan.components.loss"),
-    "Path": "pathlib",
-    "Trainer": "torchtitan.trainer",
-    "Validator": "torchtitan.components.validate",
-}
 FOLDER = Name("str(FOLDER)")
 
 
@@ -78,7 +64,7 @@ def module_text(run: Run, plan: Plan) -> str:
         f'"""{run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for torchtitan '
         f'{VERSION}.\n\nWritten by Meshwright from the run file in the same folder.\n"""',
         # of some kernels the file does not say which
-        f"{software_line(run, lacks=('attention',))}{imports(names, table=_TABLE)}",
+        f"{software_line(run, lacks=('attention',))}{imports(names, table=HOMES)}",
         "FOLDER = Path(__file__).parent",
         _initializations(run),
     ]

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call
+from meshwright.files import record_of, toml_table
 from meshwright.specs import model_parts
 from meshwright.specs.features import Dispatcher
 from meshwright.specs.model import AttentionKind, Experts, Lora, Model, RopeScaling, Router
@@ -44,66 +46,24 @@ class TorchtitanFamily:
     has_experts_hook: bool = True
 
 
-_FAMILIES = {
-    f.name: f
-    for f in (
-        TorchtitanFamily(
-            name="llama3", prefix="Llama3", parallelize="parallelize_llama", architecture="LlamaForCausalLM",
-            rope="ComplexRoPE", scaling=RopeScaling.LLAMA3, has_experts_hook=False,
-        ),
-        TorchtitanFamily(
-            name="qwen3", prefix="Qwen3", parallelize="parallelize_qwen3", architecture="Qwen3ForCausalLM",
-            rope="CosSinRoPE",
-        ),
-        TorchtitanFamily(
-            name="deepseek_v3", prefix="DeepSeekV3", parallelize="parallelize_deepseekv3",
-            architecture="DeepseekV3ForCausalLM", rope="ComplexRoPE", scaling=RopeScaling.YARN,
-        ),
-        TorchtitanFamily(
-            name="gpt_oss", prefix="GptOss", parallelize="parallelize_gptoss", architecture=GPT_OSS, rope="CosSinRoPE",
-            scaling=RopeScaling.YARN,
-        ),
-    )
-}  # fmt: skip
+_TABLES = toml_table(Path(__file__).with_suffix(".toml"))
+_FAMILIES = {name: record_of(TorchtitanFamily, row, name=name) for name, row in _TABLES["families"].items()}
 ARCHITECTURES = {f.name: f.architecture for f in _FAMILIES.values()}
 """Hugging Face's names of torchtitan's families."""
 
-SCALINGS = {
-    RopeScaling.LLAMA3: ("llama", {
-        "scaling_factor": "factor", "low_freq_factor": "low_frequency", "high_freq_factor": "high_frequency",
-        "original_max_position_embeddings": "original_context",
-    }),
-    RopeScaling.YARN: ("yarn", {
-        "rope_factor": "factor", "beta_fast": "beta_fast", "beta_slow": "beta_slow",
-        "original_seq_len": "original_context", "truncate": "truncate",
-    }),
-}  # fmt: skip
+SCALINGS = {RopeScaling(scaling): (row["name"], row["fields"]) for scaling, row in _TABLES["scalings"].items()}
 """Torchtitan's names of the scalings of RoPE, and its fields with those of `Rope`."""
 
-_COMMON = "torchtitan.models.common"
-HOMES = {
-    **dict.fromkeys(("ComplexRoPE", "CosSinRoPE", "Embedding", "FeedForward", "Linear", "MoE", "RMSNorm"), _COMMON),
-    **dict.fromkeys(("FusedQKVLinear", "GQAttention", "QKVLinear"), f"{_COMMON}.attention"),
-    **dict.fromkeys(("get_attention_config", "make_token_dispatcher_config"), f"{_COMMON}.config_utils"),
-    **dict.fromkeys(("GroupedExperts", "RoutedExperts", "TokenChoiceTopKRouter"), f"{_COMMON}.moe"),
-    "ExpertsInFp32": "meshwright.engines.torchtitan.in_torchtitan_process.extensions",
-    "ScaledBiasRowwiseLinear": f"{_COMMON}.linear",
-    "skip_param_init": f"{_COMMON}.param_init",
-    "LoRAConverter": "torchtitan.components.lora",
-    "Float8LinearConverter": "torchtitan.components.quantization.float8",
-    "Attention": "torchtitan.models.deepseek_v3.model",
-    "gpt_oss": "torchtitan.models",
-    **dict.fromkeys(("GptOssGroupedExperts", "GptOssMoE"), "torchtitan.models.gpt_oss.moe"),
-    **{f"{f.prefix}Model": f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
-    **{f"{f.prefix}TransformerBlock": f"torchtitan.models.{f.name}.model" for f in _FAMILIES.values()},
-    **{f.parallelize: f"torchtitan.models.{f.name}.parallelize" for f in _FAMILIES.values()},
-    **{f"{f.prefix}StateDictAdapter": f"torchtitan.models.{f.name}.state_dict_adapter" for f in _FAMILIES.values()},
-    "pipeline_llm": "torchtitan.distributed.pipeline_parallel",
-    "register_moe_load_balancing_hook": "torchtitan.components.optimizer",
-    "ModelSpec": "torchtitan.protocols.model_spec",
-    "nn": "torch",
-    "partial": "functools",
-}  # fmt: skip
+HOMES = {name: module for module, names in _TABLES["homes"].items() for name in names} | {
+    name: f"torchtitan.models.{f.name}.{module}"
+    for f in _FAMILIES.values()
+    for name, module in (
+        (f"{f.prefix}Model", "model"),
+        (f"{f.prefix}TransformerBlock", "model"),
+        (f.parallelize, "parallelize"),
+        (f"{f.prefix}StateDictAdapter", "state_dict_adapter"),
+    )
+}
 """Modules from which a configuration module imports its names."""
 
 
