@@ -112,29 +112,6 @@ class Statements:
 
 # --- plain form ---
 
-_SPELLINGS = (
-    (r"[\u2010-\u2015\u2212]", "-"),
-    (r"[\u2018\u2019`]", "'"),
-    (r"[\u00a0\u2007\u2009\u202f]", " "),
-    (r"\u00d7", "x"),
-    (r"\bw/o\b|\bw\\o\b", "without"),
-    (r"\bw/ ?(?=\w)", "with "),
-    (r"n't\b", " not"),
-    (r"[\u2705\u2713\u2714\u2611]", " on"),
-    (r"[\u274c\u2717\u2718\u2612]", " off"),
-    (r"\b(act|grad)\.(?= (?:ckpt|check|accum|re))", r"\1"),
-    (r"(?<=\w)\.json\b", ""),
-    (r"\bsel\.? (?=ac\b|act|ckpt|check|recomp)", "selective "),
-    (r"\b(vs|eg|e\.g|i\.e|incl|excl|approx|resp|wrt|cf)\.", r"\1"),
-    (r"(?<=\d)x(?=[a-z])", " x "),
-    (r"(?:^|(?<=\s))--?(?=[a-z])", "; "),  # options of a command line
-    (r"\s+-+\s+", "; "),
-    (r"(?<=\w)[-_](?=\w)", " "),
-    (r"['\"]", ""),
-    (r"\s*([=:])\s*", r"\1"),
-    (r"[ \t]+", " "),
-    (r"(?<=\d)(?=(?:e?tp|v?pp|cp|ep|dp|vp|[mg]bs|fsdp)\d)", " "),  # TP4PP2
-)
 _NAME = r"(?:dp )?(?:[mg]bs|e?tp|v?pp|cp|ep|dp|vp|ga|fsdp|shard|replicate)"
 _LISTS = tuple(
     re.compile(
@@ -152,7 +129,7 @@ def plain(text: str) -> str:
     'hybridep; te cuda graphs without moe router'
     """
     text = text.lower()
-    for pattern, spelling in _SPELLINGS:
+    for pattern, spelling in wordings()["spellings"]:
         text = re.sub(pattern, spelling, text)
     for pattern in _LISTS:
         text = pattern.sub(_paired, text)

@@ -4,29 +4,13 @@ from __future__ import annotations
 
 import re
 
+from meshwright.accuracy.shipped import wordings
+
 _YES = re.compile(r"(?:yes|y|true|on|enabled?|with|1)\b|w/(?!o)")
 _NO = re.compile(r"(?:no|n(?!/)|none|false|off|disabled?|never|without|w/o|0)\b|-$")
 _UNSTATED = re.compile(
     r"(?:n/?a|unknown|unspecified|unclear|not (?:stated|given|reported|specified)|\?+|tbd|-+|[\u2013\u2014])$"
 )
-
-_FORMATS = (
-    (r"bf16|bfloat16|fp16/bf16", "bf16"),
-    (r"fp16|float16|half", "fp16"),
-    (r"fp32|float32", "fp32"),
-    (r"mx-?fp8", "mxfp8"),
-    (r"mx-?fp4", "mxfp4"),
-    (r"nv-?fp4", "nvfp4"),
-    (r"fp4|float4|e2m1", "fp4"),
-)
-"""Beginnings of a number format's name; the first match decides."""
-_EIGHT_BITS = (
-    (r"mx", "mxfp8"),
-    (r"row-?wise", "fp8_rowwise"),
-    (r"block|sub-?channel", "fp8_blockwise"),
-    (r"delayed", "fp8_delayed"),
-)
-"""Scalings of numbers of 8 bits; by the maximum of their tensor where nothing is said."""
 
 _INSTANCE = re.compile(
     r"[-_ ]\(?(?:instruct|base|chat|it|hf|sft|dpo|thinking|pre-?train(?:ing)?|q?lora|peft"
@@ -81,10 +65,10 @@ def number_format(text: str) -> str:
     ('bf16', 'fp8_blockwise', 'fp8')
     """
     text = text.strip().lower()
-    found = next((name for pattern, name in _FORMATS if re.match(pattern, text)), None)
+    found = next((name for pattern, name in wordings()["formats"] if re.match(pattern, text)), None)
     if found or not re.match(r"(?:fp|float)-?8|e4m3", text):
         return found or text
-    return next((name for pattern, name in _EIGHT_BITS if re.search(pattern, text)), "fp8")
+    return next((name for pattern, name in wordings()["eight_bits"] if re.search(pattern, text)), "fp8")
 
 
 def shape_name(name: str) -> str:

@@ -9,46 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 from meshwright.specs.model import Activation, Attention, Experts, Model, Rope, RopeScaling
 
-WITHOUT_EFFECT = frozenset(
-    (
-        "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "architectures", "attn_implementation",
-        "auto_map", "aux_loss_alpha", "bos_token_id",
-        "cache_implementation", "dtype", "eod_token_id", "eos_token_id", "ep_size", "finetuning_task", "id2label",
-        "initializer_range", "label2id", "max_position_embeddings", "model_type", "output_attentions",
-        "output_hidden_states", "output_router_logits", "pad_token_id", "pretraining_tp", "problem_type",
-        "quantization_config", "return_dict",
-        "router_aux_loss_coef", "sep_token_id", "seq_aux", "summary_activation", "summary_first_dropout",
-        "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
-        "torch_dtype", "torchscript", "transformers_version", "unk_token_id", "use_cache",
-    )
-)  # fmt: skip
-"""Keys that do not change the model: bookkeeping, tokens, initialization, losses that a run file sets itself, and the
-format of weights in files (`training.weights` refuses quantized ones)."""
-
-SAME_MEANING: Mapping[str, tuple[Any, ...]] = {
-    "add_cross_attention": (False,),
-    "attention_bias": (False,),
-    "attention_dropout": (0,),
-    "attn_logit_softcapping": (),
-    "chunk_size_feed_forward": (0,),
-    "embd_pdrop": (0,),
-    "is_decoder": (False, True),  # of encoder-decoder models alone
-    "is_encoder_decoder": (False,),
-    "layer_types": (),
-    "mlp_bias": (False,),
-    "num_nextn_predict_layers": (0,),
-    "partial_rotary_factor": (1,),
-    "resid_pdrop": (0,),
-    "router_jitter_noise": (0,),
-    "use_bidirectional_attention": (False,),
-    "use_sliding_window": (False,),
-}
-"""Values with which a key that no reader asks for means what Meshwright computes; null means it everywhere."""
+_KEYS = toml_table(Path(__file__).parent / "data" / "config_keys.toml")
 
 MAX_COUNT = 10_000_000
 """Larger sizes are no model's, and computing with them overflows."""
@@ -87,14 +55,20 @@ class ConfigKeys:
         if value is not None and not any(_is_same(value, other) for other in allowed):
             self.refuse(f"{key}: {value!r}")
 
-    def unsupported(self, same: Mapping[str, tuple[Any, ...]] = SAME_MEANING) -> tuple[str, ...]:
+    def pass_over(self, name: str) -> None:
+        """Read the keys of a table of config_keys.toml; those that must mean the same are noted if they do not."""
+        for key, same in _KEYS[name]["same_meaning"].items():
+            self.require(key, *same)
+        self._read.update(_KEYS[name]["without_effect"])
+
+    def unsupported(self, same: Mapping[str, Sequence[Any]] = _KEYS["any"]["same_meaning"]) -> tuple[str, ...]:
         """Return the values that the config requests and no reader supports, each as `key: value`.
 
         A key counts unless it was read, has no effect, is null, or has one of its values in `same`.
         """
         found = list(self._unsupported)
         for key, value in self.values.items():
-            unread = key not in self._read and key not in WITHOUT_EFFECT and value is not None
+            unread = key not in self._read and key not in _KEYS["any"]["without_effect"] and value is not None
             if unread and not any(_is_same(value, other) for other in same.get(key, ())):
                 found.append(f"{key}: {_short(value)}")
         for key, section in self._sections.items():

@@ -212,8 +212,7 @@ def read_glm4_moe(c: ConfigKeys) -> Model:
 def read_minimax_m2(c: ConfigKeys) -> Model:
     """Sigmoid scores with a bias, experts in all layers, and norms of queries and keys over all heads."""
     attention = grouped_attention(c, head_dim=128, kv_heads=8)
-    for key, same in _MINIMAX_M2.items():
-        c.require(key, *same)
+    c.pass_over("minimax_m2")
     if set(c.items("attn_type_list") or [1]) != {1}:
         c.refuse("attn_type_list: layers of another attention than softmax")
     for ignored in ("layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta",
@@ -231,18 +230,6 @@ def read_minimax_m2(c: ConfigKeys) -> Model:
         ),
         rope=partial_rope(c, theta=5_000_000.0, share=share),
     )
-
-
-_MINIMAX_M2 = {
-    "num_mtp_modules": (0,),
-    "qk_norm_type": ("per_layer",),
-    "scoring_func": ("sigmoid",),
-    "shared_intermediate_size": (0,),
-    "use_mtp": (False,),
-    "use_qk_norm": (True,),
-    "use_routing_bias": (True,),
-}
-"""Values of keys in published files that agree with the computed model; transformers ignores all of them."""
 
 
 def read_olmo2(c: ConfigKeys) -> Model:
@@ -351,10 +338,7 @@ def read_nemotron_h(c: ConfigKeys) -> Model:
     num_mtp_layers = c.count("num_nextn_predict_layers", 0, minimum=0)
     mtp_pattern = _block_letters(c, "mtp_hybrid_override_pattern", "mtp_layers_block_type", usual="*E")
     heads, hidden = c.count("mamba_num_heads", 128), c.count("hidden_size")
-    for key, same in _NEMOTRON_H.items():
-        c.require(key, *same)
-    for key in _NEMOTRON_H_WITHOUT_EFFECT:
-        c.value(key)
+    c.pass_over("nemotron_h")
     return Model(
         name=c.name,
         hidden=hidden,
@@ -417,31 +401,6 @@ def _nemotron_h_experts(c: ConfigKeys) -> Experts:
         normalize_top_k=c.flag("norm_topk_prob", True),
         routed_scale=c.number("routed_scaling_factor", 1.0),
     )
-
-
-_NEMOTRON_H = {
-    "attention_bias": (False,),
-    "hidden_dropout": (0,),
-    "mamba_hidden_act": ("silu",),
-    "mamba_proj_bias": (False,),
-    "mlp_hidden_act": ("relu2",),
-    "residual_in_fp32": (False,),
-    "sliding_window": (),
-    "tie_word_embeddings": (False,),
-    "use_conv_bias": (True,),
-}
-"""Values of Nemotron-H's keys that agree with the computed model. transformers ignores biases of attention,
-and tying."""
-
-_NEMOTRON_H_WITHOUT_EFFECT = (
-    "expand", "head_dim", "mamba_ssm_cache_dtype", "num_logits_to_keep", "num_query_groups", "rescale_prenorm_residual",
-    "rms_norm_eps", "time_step_floor", "time_step_limit", "time_step_max", "time_step_min", "time_step_rank",
-    "use_mamba_kernels",
-    # of experts, which stand in configs without them too
-    "moe_intermediate_size", "moe_latent_size", "moe_shared_expert_intermediate_size", "moe_shared_expert_overlap",
-    "n_group", "n_routed_experts", "n_shared_experts",
-    "norm_topk_prob", "num_experts_per_tok", "output_router_logits", "routed_scaling_factor", "topk_group",
-)  # fmt: skip
 
 
 def read_gpt2(c: ConfigKeys) -> Model:

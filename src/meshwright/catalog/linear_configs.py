@@ -132,32 +132,13 @@ def read_olmo_hybrid(c: ConfigKeys) -> Model:
 
 def read_kimi_linear(c: ConfigKeys) -> Model:
     """Kimi Delta Attention, latent attention without positions in the layers that are listed, DeepSeek-V3's experts."""
-    for key, same in _KIMI.items():
-        c.require(key, *same)
+    c.pass_over("kimi_linear")
     c.require("num_key_value_heads", c.count("num_attention_heads"))
-    for key in _KIMI_WITHOUT_EFFECT:
-        c.value(key)
     return replace(
         decoder(c, _kimi_attention(c), experts=_kimi_experts(c), rope=Rope(), epsilon=1e-5),
         num_mtp_layers=c.count("num_nextn_predict_layers", 0, minimum=0),
         linear_attention=_kimi_delta(c),
     )
-
-
-_KIMI = {
-    "attn_res_block_size": (0,),
-    "mla_use_output_gate": (False,),
-    "moe_layer_freq": (1,),
-    "moe_router_activation_func": ("sigmoid",),
-    "tie_word_embeddings": (False,),  # transformers has its own output matrix for any value of the key
-}
-"""Values of keys that agree with the costed model. Others are Kimi K3's."""
-
-_KIMI_WITHOUT_EFFECT = (
-    # of positions, which latent attention has none of here; of one group of experts; of another activation
-    "head_dim", "mla_use_nope", "model_max_length", "qk_head_dim", "rope_parameters", "rope_scaling", "rope_theta",
-    "use_grouped_topk", "activation_situ_beta", "activation_situ_linear_beta",
-)  # fmt: skip
 
 
 def _kimi_attention(c: ConfigKeys) -> Attention:

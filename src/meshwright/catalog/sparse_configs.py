@@ -75,13 +75,10 @@ def read_deepseek_v4(c: ConfigKeys) -> Model:
         "moe_intermediate_size": 2048,
     })  # fmt: skip
     strides, indexed = _strides(c, num_layers)
-    for key, same in _DEEPSEEK_V4.items():
-        c.require(key, *same)
+    c.pass_over("deepseek_v4")
     if c.count("hc_mult", 4) == 1:
         c.refuse("hc_mult: 1, hyper-connections of one stream")
     c.require("intermediate_size", c.value("moe_intermediate_size"))  # transformers' other name for it
-    for key in _DEEPSEEK_V4_WITHOUT_EFFECT:
-        c.value(key)
     head_dim = c.count("head_dim", 512)
     indexer = Indexer(
         num_heads=c.count("index_n_heads", 64),
@@ -156,18 +153,3 @@ def _experts(c: ConfigKeys, num_layers: int) -> Experts:
         normalize_top_k=c.flag("norm_topk_prob", True),
         num_hashed_layers=min(hashed, num_layers),
     )
-
-
-_DEEPSEEK_V4 = {
-    "n_shared_experts": (1,),  # transformers has one for any value of the key
-    "num_key_value_heads": (1,),
-    "scoring_func": ("sqrtsoftplus",),
-    "topk_method": ("noaux_tc",),
-}
-"""Values of keys that agree with the computed model."""
-
-_DEEPSEEK_V4_WITHOUT_EFFECT = (
-    "compress_rope_theta", "expert_dtype", "hc_eps", "hc_sinkhorn_iters", "partial_rotary_factor", "rope_parameters",
-    "rope_scaling", "rope_theta", "swiglu_limit",
-)  # fmt: skip
-"""Positions and limits decide numerics, not cost; `expert_dtype` (fp4) is the format of the published file."""
