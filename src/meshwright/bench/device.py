@@ -29,6 +29,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.records.device import DeviceRecorder, DeviceRow, PointStatus, busy_note, failed, row_of
 from meshwright.records.files import driver_version, now
 from meshwright.records.points import COLLECTIVES_SHARE, SHARES, TOGETHER_SHARE, Point, PointFamily, Workload, points_of
+from meshwright.result import Advance, ignore
 from meshwright.training import device as devices
 from meshwright.training.host_load import busy_now
 from meshwright.training.processes import WorkerLostError, run_ranks
@@ -49,8 +50,6 @@ LONGEST_POINT_S = 2.0
 MEMORY_SHARE = 0.4  # of the device's memory, limit for the operands of one point
 CAUTION = 3.0
 """A point starts only if there is time for this many calls: its first two calls cannot be stopped."""
-
-Advance = Callable[[float], None]
 
 
 class DeviceLostError(MeshwrightError):
@@ -107,9 +106,8 @@ def sidecar_of(device: torch.device, request: DeviceBenchRequest) -> dict[str, A
 
 
 def measure_device(
-    request: DeviceBenchRequest, *, device: torch.device, recorder: DeviceRecorder,
-    advance: Advance = lambda seconds: None,
-) -> DeviceOutcome:  # fmt: skip
+    request: DeviceBenchRequest, *, device: torch.device, recorder: DeviceRecorder, advance: Advance = ignore
+) -> DeviceOutcome:
     """Measure all points that `recorder` does not hold yet.
 
     Raises DeviceLostError and KeyboardInterrupt; everything measured until then is kept.
@@ -119,7 +117,7 @@ def measure_device(
     if busy := recorder.sidecar.get("busy"):
         outcome.notes.append(busy_note(busy))
     start_s = time.perf_counter()
-    parts = _parts(request, device, recorder, outcome)
+    parts = _Bench(request=request, device=device, recorder=recorder, outcome=outcome).parts()
     devices.disable_malloc_trim(device)  # as training does
     try:
         for i, part in enumerate(parts):
@@ -142,31 +140,111 @@ class _Part:
     measure: Callable[..., None]
 
 
-def _parts(
-    request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder, outcome: DeviceOutcome
-) -> list[_Part]:
-    """Families of this process, and windows of other processes spread between them."""
-    common = (request, device, recorder, outcome)
-    on_host = device.type == "cpu"
-    before = frozenset(recorder.done)  # by the session that this one resumes
-    kernels = [
-        _Part(share=share, measure=partial(_measure_family, family, *common))
-        for family, share in sorted(SHARES.items(), key=lambda item: item[1])  # short ones first
-        if family in request.families and family is not PointFamily.TRAINING
-    ]
-    started: list[list[_Part]] = []  # in processes of their own
-    if PointFamily.TRAINING in request.families:
-        part = partial(_measure_together, 1, *common, known_points=lambda: before)
-        started.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[PointFamily.TRAINING]))
-    several = [n for n in request.num_processes if n > 1]
-    if any(family in request.families for family in TOGETHER):
-        for n in several:  # more of them take longer to start, and for each step
-            share = TOGETHER_SHARE * math.sqrt(n) / sum(map(math.sqrt, several))
-            part = partial(_measure_together, n, *common, known_points=lambda: frozenset(recorder.done))
-            started.append(_windows(part, count=WINDOWS_TOGETHER if on_host else 1, share=share))
-        if not several and PointFamily.COLLECTIVES in request.families:
-            outcome.notes.append("collectives: one process has no other to communicate with")
-    return _spread(kernels, *started)
+@dataclass(frozen=True, kw_only=True)
+class _Bench:
+    """The measurement of one device."""
+
+    request: DeviceBenchRequest
+    device: torch.device
+    recorder: DeviceRecorder
+    outcome: DeviceOutcome
+
+    def parts(self) -> list[_Part]:
+        """Families of this process, and windows of other processes spread between them."""
+        request = self.request
+        on_host = self.device.type == "cpu"
+        before = frozenset(self.recorder.done)  # by the session that this one resumes
+        kernels = [
+            _Part(share=share, measure=partial(self.family, family))
+            for family, share in sorted(SHARES.items(), key=lambda item: item[1])  # short ones first
+            if family in request.families and family is not PointFamily.TRAINING
+        ]
+        started: list[list[_Part]] = []  # in processes of their own
+        if PointFamily.TRAINING in request.families:
+            part = partial(self.together, 1, known_points=lambda: before)
+            started.append(_windows(part, count=WINDOWS if on_host else 1, share=SHARES[PointFamily.TRAINING]))
+        several = [n for n in request.num_processes if n > 1]
+        if any(family in request.families for family in TOGETHER):
+            for n in several:  # more of them take longer to start, and for each step
+                share = TOGETHER_SHARE * math.sqrt(n) / sum(map(math.sqrt, several))
+                part = partial(self.together, n, known_points=lambda: frozenset(self.recorder.done))
+                started.append(_windows(part, count=WINDOWS_TOGETHER if on_host else 1, share=share))
+            if not several and PointFamily.COLLECTIVES in request.families:
+                self.outcome.notes.append("collectives: one process has no other to communicate with")
+        return _spread(kernels, *started)
+
+    def family(self, family: PointFamily, *, budget_s: float) -> None:
+        """Measure the points of a family one after the other."""
+        device, recorder, outcome = self.device, self.recorder, self.outcome
+        if family is PointFamily.TRANSFER and device.type == "cpu":
+            outcome.notes.append("transfer: the CPU is its own host")
+            return
+        points = points_of(family, device_type=device.type, formats=self.formats(), workload=self.request.workload)
+        if device.type == "cpu" and family in THREADED:
+            points = (replace(p, threads=count) for p in points for count in (0, *self.request.threads))
+        left = (p for p in points if p not in recorder.done)
+        until_s, point_s = time.perf_counter() + budget_s, min(LONGEST_POINT_S, budget_s / POINTS_A_FAMILY)
+        most_bytes = MEMORY_SHARE * devices.memory_bytes(device)
+        largest, s_per_work, num_skipped = 0.0, 0.0, 0
+        for i, point in enumerate(left):
+            left_s, work = max(0.0, until_s - time.perf_counter()), max(1.0, point.flops + point.bytes)
+            if not left_s and i > 0:  # every family has a point, even on a busy machine
+                break
+            if footprint_bytes(point) > most_bytes or CAUTION * work * s_per_work > left_s:
+                num_skipped += 1
+                continue
+            row = _measured(point, device, budget_s=point_s)
+            recorder.append(row)
+            outcome.count(family, row.status)
+            if row.status is PointStatus.FAILED and not _answers(device):
+                hint = f"{len(recorder.done)} measurements are in {recorder.path}; continue with --resume"
+                raise DeviceLostError(f"the device was lost: {row.reason}", hint=hint)
+            if row.status is not PointStatus.FAILED and work >= largest:
+                largest, s_per_work = work, row.seconds_median / work
+        if num_skipped:
+            outcome.notes.append(f"{family}: {num_skipped} points are too large for the memory or the time left")
+
+    def formats(self) -> list[str]:
+        """Formats of the workload, else all that the device supports."""
+        wanted = self.request.workload.formats if self.request.workload is not None else None
+        return [name for name in formats_of(self.device) if wanted is None or name in wanted]
+
+    def together(self, num_processes: int, *, known_points: Callable[[], frozenset[Point]], budget_s: float) -> None:
+        """Measure collectives and training steps of `num_processes` processes, which are started for it.
+
+        A process that has measured kernels with several numbers of threads trains up to two fifths slower on a CPU
+        than a new one.
+        """
+        known, device_type = known_points(), self.device.type
+
+        def left(family: PointFamily) -> tuple[Point, ...]:
+            if family not in self.request.families:
+                return ()
+            points = points_of(family, device_type=device_type, formats=self.formats(), num_processes=num_processes)
+            return tuple(point for point in points if point not in known)
+
+        work = PointsTogether(
+            collectives=left(PointFamily.COLLECTIVES) if num_processes > 1 else (),
+            trainings=left(PointFamily.TRAINING),
+            recorder=self.recorder,
+            device_type=device_type,
+            until_s=time.time() + budget_s,
+            point_s={
+                PointFamily.COLLECTIVES: min(LONGEST_POINT_S, COLLECTIVES_SHARE * budget_s / POINTS_A_FAMILY),
+                PointFamily.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
+            },
+        )
+        if not (work.collectives or work.trainings):
+            return
+        try:
+            run_ranks(measure_together, work, num_ranks=num_processes, device_type=device_type, in_new_process=True)
+        except WorkerLostError as error:
+            if error.stopped_by is not None:
+                raise error.stopped_by from None
+            self.outcome.notes.append(f"{num_processes} processes: {error.message}")
+        finally:
+            for row in self.recorder.added_by_others():
+                self.outcome.count(row.point.family, row.status)
 
 
 def _windows(measure: Callable[..., None], *, count: int, share: float) -> list[_Part]:
@@ -177,45 +255,6 @@ def _spread(*rows: list[_Part]) -> list[_Part]:
     """Return all parts in one order, the parts of each row spread evenly."""
     placed = [((i + 0.5) / len(row), part) for row in rows for i, part in enumerate(row)]
     return [part for _, part in sorted(placed, key=lambda pair: pair[0])]
-
-
-def _measure_family(
-    family: PointFamily, request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder,
-    outcome: DeviceOutcome, *, budget_s: float,
-) -> None:  # fmt: skip
-    if family is PointFamily.TRANSFER and device.type == "cpu":
-        outcome.notes.append("transfer: the CPU is its own host")
-        return
-    points = points_of(family, device_type=device.type, formats=_formats(request, device), workload=request.workload)
-    if device.type == "cpu" and family in THREADED:
-        points = (replace(p, threads=count) for p in points for count in (0, *request.threads))
-    left = (p for p in points if p not in recorder.done)
-    until_s, point_s = time.perf_counter() + budget_s, min(LONGEST_POINT_S, budget_s / POINTS_A_FAMILY)
-    most_bytes = MEMORY_SHARE * devices.memory_bytes(device)
-    largest, s_per_work, num_skipped = 0.0, 0.0, 0
-    for i, point in enumerate(left):
-        left_s, work = max(0.0, until_s - time.perf_counter()), max(1.0, point.flops + point.bytes)
-        if not left_s and i > 0:  # every family has a point, even on a busy machine
-            break
-        if footprint_bytes(point) > most_bytes or CAUTION * work * s_per_work > left_s:
-            num_skipped += 1
-            continue
-        row = _measured(point, device, budget_s=point_s)
-        recorder.append(row)
-        outcome.count(family, row.status)
-        if row.status is PointStatus.FAILED and not _answers(device):
-            hint = f"{len(recorder.done)} measurements are in {recorder.path}; continue with --resume"
-            raise DeviceLostError(f"the device was lost: {row.reason}", hint=hint)
-        if row.status is not PointStatus.FAILED and work >= largest:
-            largest, s_per_work = work, row.seconds_median / work
-    if num_skipped:
-        outcome.notes.append(f"{family}: {num_skipped} points are too large for the memory or the time left")
-
-
-def _formats(request: DeviceBenchRequest, device: torch.device) -> list[str]:
-    """Formats of the workload, else all that the device supports."""
-    wanted = request.workload.formats if request.workload is not None else None
-    return [name for name in formats_of(device) if wanted is None or name in wanted]
 
 
 def _measured(point: Point, device: torch.device, *, budget_s: float) -> DeviceRow:
@@ -251,49 +290,6 @@ def _answers(device: torch.device) -> bool:
         return bool((one + one).item() == 2)
     except RuntimeError:
         return False
-
-
-def _measure_together(
-    num_processes: int, request: DeviceBenchRequest, device: torch.device, recorder: DeviceRecorder,
-    outcome: DeviceOutcome, *, known_points: Callable[[], frozenset[Point]], budget_s: float,
-) -> None:  # fmt: skip
-    """Measure collectives and training steps of `num_processes` processes, which are started for it.
-
-    A process that has measured kernels with several numbers of threads trains up to two fifths slower on a CPU than a
-    new one.
-    """
-    known = known_points()
-
-    def left(family: PointFamily) -> tuple[Point, ...]:
-        if family not in request.families:
-            return ()
-        points = points_of(
-            family, device_type=device.type, formats=_formats(request, device), num_processes=num_processes
-        )
-        return tuple(point for point in points if point not in known)
-
-    work = PointsTogether(
-        collectives=left(PointFamily.COLLECTIVES) if num_processes > 1 else (),
-        trainings=left(PointFamily.TRAINING),
-        recorder=recorder,
-        device_type=device.type,
-        until_s=time.time() + budget_s,
-        point_s={
-            PointFamily.COLLECTIVES: min(LONGEST_POINT_S, COLLECTIVES_SHARE * budget_s / POINTS_A_FAMILY),
-            PointFamily.TRAINING: min(LONGEST_POINT_S, budget_s / TRAININGS),
-        },
-    )
-    if not (work.collectives or work.trainings):
-        return
-    try:
-        run_ranks(measure_together, work, num_ranks=num_processes, device_type=device.type, in_new_process=True)
-    except WorkerLostError as error:
-        if error.stopped_by is not None:
-            raise error.stopped_by from None
-        outcome.notes.append(f"{num_processes} processes: {error.message}")
-    finally:
-        for row in recorder.added_by_others():
-            outcome.count(row.point.family, row.status)
 
 
 CPU_CLOCK = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_cur_freq")  # kHz
