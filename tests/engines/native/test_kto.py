@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import random
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.answer_runs import LORA, run_on, sums
 from tests.tiny_runs import tiny_run
 from torch import Tensor
 from torch.nn.functional import log_softmax
@@ -28,33 +26,15 @@ BETA, DESIRABLE, UNDESIRABLE = 0.3, 1.2, 0.7
 KTO = f"{{loss: kto, beta: {BETA}, desirable_weight: {DESIRABLE}, undesirable_weight: {UNDESIRABLE}}}"
 NUM, LENGTH = 8, 40
 ALONE = MeshCoordinates(plan=Plan(micro_batch=NUM), device=torch.device("cpu"))
-LORA = ("task=lora", "lora={rank: 3, targets: [query, value, output, up, down]}")
-
-
-def judged(num: int = NUM) -> list[dict[str, object]]:
-    """Sums with answers that are right or wrong; some are longer than half of a sample."""
-    chance = random.Random(0)
-    rows: list[dict[str, object]] = []
-    for number in range(num):
-        a, b = chance.randrange(100), chance.randrange(100)
-        is_right = number % 3 != 1
-        answer = str(a + b) if is_right else str(a) * chance.randrange(1, 12)
-        rows.append({"prompt": f"{a}+{b}=", "completion": answer, "label": is_right})
-    return rows
-
-
-@pytest.fixture
-def data(tmp_path):
-    file = tmp_path / "judged.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in judged()), encoding="utf-8")
-    return file
+RECORDS = [
+    {"prompt": asked, "completion": wrong if number % 3 == 1 else right, "label": number % 3 != 1}
+    for number, (asked, right, wrong) in enumerate(sums(NUM))
+]
+"""Sums with answers that are right or wrong; some are longer than half of a sample."""
 
 
 def run_of(data, *overrides: str):
-    return tiny_run(
-        f"data={{source: {data}, tokenizer: bytes, sequence_length: {LENGTH}}}", "model.vocab=260",
-        f"batch={{global_sequences: {NUM}, micro: {NUM}}}", f"train.preference={KTO}", *overrides,
-    )  # fmt: skip
+    return run_on(data, f"train.preference={KTO}", *overrides, length=LENGTH, micro=NUM)
 
 
 def log_p_of(module, prompt: str, answer: str) -> Tensor:
@@ -67,7 +47,7 @@ def log_p_of(module, prompt: str, answer: str) -> Tensor:
 
 def scores_of(module) -> tuple[Tensor, Tensor]:
     """Of the own answers, and of the answers of the records before behind the same prompts."""
-    rows = judged()
+    rows = RECORDS
     own = [log_p_of(module, row["prompt"], row["completion"]) for row in rows]
     other = [log_p_of(module, row["prompt"], rows[i - 1]["completion"]) for i, row in enumerate(rows)]
     return torch.stack(own), torch.stack(other)
@@ -87,7 +67,7 @@ def test_loss_gradients_and_rewards_are_those_of_the_paper(data, kind):
         for parameter in trained:
             parameter += 0.08 * torch.randn(parameter.shape, generator=generator)
     own, others = scores_of(module)
-    is_right = torch.tensor([row["label"] for row in judged()])
+    is_right = torch.tensor([row["label"] for row in RECORDS])
     drift = (others - of_others).mean().clamp(min=0).detach()
     ratios = own - reference
     good = DESIRABLE * (1 - (BETA * (ratios - drift)).sigmoid())[is_right]

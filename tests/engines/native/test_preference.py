@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import random
-
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.answer_runs import LORA, lines_of, pairs, run_on
 from tests.tiny_runs import EXPERTS, tiny_run
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid
@@ -25,7 +23,6 @@ from meshwright.training.models import rewards_from
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
 
 ALONE = MeshCoordinates(plan=Plan(micro_batch=2), device=torch.device("cpu"))
-LORA = ("task=lora", "lora={rank: 3, targets: [query, value, output, up, down]}")
 LENGTH = 32
 HALF = LENGTH // 2
 SETTINGS = {
@@ -34,30 +31,11 @@ SETTINGS = {
     "simpo": "{loss: simpo, beta: 2.0, margin: 0.4}",
     "orpo": "{loss: orpo, beta: 0.2}",
 }
-
-
-def pairs(num: int = 16, *, seed: int = 0) -> list[dict[str, str]]:
-    """Sums with a right and a wrong answer; some answers are longer than half of a sample."""
-    chance = random.Random(seed)
-    rows = []
-    for _ in range(num):
-        a, b = chance.randrange(100), chance.randrange(100)
-        rows.append({"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a) * chance.randrange(1, 9)})
-    return rows
-
-
-@pytest.fixture
-def data(tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in pairs()), encoding="utf-8")
-    return file
+RECORDS = pairs(16, longest=9)
 
 
 def run_of(data, preference: str, *overrides: str):
-    return tiny_run(
-        f"data={{source: {data}, tokenizer: bytes, sequence_length: {LENGTH}}}", "model.vocab=260",
-        "batch={global_sequences: 8, micro: 2}", f"train.preference={preference}", *overrides,
-    )  # fmt: skip
+    return run_on(data, f"train.preference={preference}", *overrides, length=LENGTH, micro=2)
 
 
 def expected_loss(log_p_P2: Tensor, lengths_P2: Tensor, reference_P2: Tensor, settings: str) -> tuple[Tensor, Tensor]:
@@ -76,7 +54,7 @@ def expected_loss(log_p_P2: Tensor, lengths_P2: Tensor, reference_P2: Tensor, se
 
 def log_p_of(module, numbers: list[int]) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the answers by whole logits, one sequence after the other, from the bytes of the pairs."""
-    rows, found, lengths = pairs(), [], []
+    rows, found, lengths = RECORDS, [], []
     for number in numbers:
         for key in ("chosen", "rejected"):
             prompt, answer = rows[number]["prompt"].encode(), rows[number][key].encode()
@@ -177,7 +155,7 @@ def test_a_resumed_training_takes_the_same_steps_and_validates_pairs(toy_pairs, 
 def toy_pairs(tiny_run):
     def make(folder, train: str, **sections: str):
         folder.mkdir(exist_ok=True)
-        rows = "".join(json.dumps(row) + "\n" for row in pairs(48))
+        rows = lines_of(pairs(48, longest=9))
         (folder / "pairs.jsonl").write_text(rows, encoding="utf-8")
         return tiny_run(
             folder, data="{source: pairs.jsonl, tokenizer: bytes, sequence_length: 48}", train=train,

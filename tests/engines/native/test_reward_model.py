@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.answer_runs import LORA, lines_of, pairs, run_on
 from tests.tiny_runs import tiny_run
 from torch import Tensor
 from torch.nn.functional import logsigmoid
@@ -29,37 +29,17 @@ pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without
 NUM, LENGTH, CENTER = 8, 40, 0.02
 REWARD = f"train.preference={{loss: reward, center_coefficient: {CENTER}}}"
 ALONE = MeshCoordinates(plan=Plan(micro_batch=NUM), device=torch.device("cpu"))
-LORA = ("task=lora", "lora={rank: 3, targets: [query, value, output, up, down]}")
 TIED = ("model.tied_embeddings=true",)
-
-
-def pairs(num: int = NUM) -> list[dict[str, str]]:
-    """Sums with a right and a wrong answer; some answers are longer than half of a sample."""
-    chance = random.Random(0)
-    rows = []
-    for _ in range(num):
-        a, b = chance.randrange(100), chance.randrange(100)
-        rows.append({"prompt": f"{a}+{b}=", "chosen": str(a + b), "rejected": str(a) * chance.randrange(1, 12)})
-    return rows
-
-
-@pytest.fixture
-def data(tmp_path):
-    file = tmp_path / "pairs.jsonl"
-    file.write_text("".join(json.dumps(row) + "\n" for row in pairs()), encoding="utf-8")
-    return file
+RECORDS = pairs(NUM)
 
 
 def run_of(data, *overrides: str):
-    return tiny_run(
-        f"data={{source: {data}, tokenizer: bytes, sequence_length: {LENGTH}}}", "model.vocab=260",
-        f"batch={{global_sequences: {NUM}, micro: {NUM}}}", REWARD, *overrides,
-    )  # fmt: skip
+    return run_on(data, REWARD, *overrides, length=LENGTH, micro=NUM)
 
 
 def texts_of(key: str) -> list[Tensor]:
     """The tokens of all prompts with these answers; 256 ends a document."""
-    rows = [[*row["prompt"].encode(), *row[key].encode(), 256] for row in pairs()]
+    rows = [[*row["prompt"].encode(), *row[key].encode(), 256] for row in RECORDS]
     return [torch.tensor([row[: LENGTH // 2]]) for row in rows]
 
 
@@ -200,7 +180,7 @@ def tiny_reward(tiny_run):
     def make(folder, *kind: str):
         folder.mkdir()
         tiny_folder(folder / "base")
-        rows = "".join(json.dumps(row) + "\n" for row in pairs(48))
+        rows = lines_of(pairs(48))
         (folder / "pairs.jsonl").write_text(rows, encoding="utf-8")
         more = {"task": "lora", "lora": "{rank: 4, targets: [query, value, up, down]}"} if kind else {}
         return tiny_run(

@@ -90,10 +90,11 @@ def test_a_saturated_server_finishes_what_the_estimate_does(name):
 
 @pytest.mark.parametrize("name", SERVERS)
 def test_half_a_load_has_the_means_of_the_estimate(name):
-    """The estimate has no fluctuations: they lengthen steps, which are convex in what a step holds.
+    """The estimate takes the mean step. Steps that hold now more, now less take longer on average than the mean step.
 
-    Its prompts begin by chance, so some share a step: those of constant gaps have a step each, which is nearly the same
-    but for attention groups, as a prompt of one takes as long as one on each.
+    So prompts arrive at constant gaps here. The estimate lets some prompts share a step, which prompts at constant gaps
+    never do. That changes little, except with attention groups: one prompt takes as long as one prompt on each group.
+    Their prompts arrive by chance.
     """
     asked, load = SERVERS[name]
     rate = 0.4 * capacity_per_s(asked, load)
