@@ -117,7 +117,7 @@ def _printed(part: str, *, with_fsdp: bool) -> list[str]:
     if "=" not in word and "".join(m[0] for m in _DEGREE.finditer(word)) == word:
         found = []
         for name, width in _DEGREE.findall(word):
-            field = "data_replicate" if name == "dp" and with_fsdp else _words("short")[name]
+            field = "data_replicate" if name == "dp" and with_fsdp else _synonyms("short")[name]
             found += [f"{field}={width}"] + ["sharding=parameters"] * (name == "fsdp")
         return found
     if word in _SHARDINGS:
@@ -203,7 +203,7 @@ def _choice(name: str, text: str, kind: type[Enum]) -> Enum:
     members = {(m.name.lower() if issubclass(kind, IntEnum) else m.value): m for m in kind}
     if text.lower() not in members:
         raise InputError(
-            name, got=text, allowed=", ".join(members), hint=_words("other_values").get(name, {}).get(plain(text))
+            name, got=text, allowed=", ".join(members), hint=_synonyms("other_values").get(name, {}).get(plain(text))
         )
     return members[text.lower()]
 
@@ -223,7 +223,7 @@ def _count(name: str, text: str, *, others: Iterable[str] = ()) -> int:
 # `--fix` understands them where they mean the same; where they mean something else, the table says the way on.
 
 
-def _words(table: str) -> dict[str, Any]:
+def _synonyms(table: str) -> dict[str, Any]:
     return toml_table(Path(__file__).with_name("plan_words.toml"))[table]
 
 
@@ -235,11 +235,11 @@ def field_for(name: str) -> str | None:
     """
     known = [f.name for f in fields(Plan)]
     word = name.lower().replace("-", "_")
-    if word in _words("other_fields"):
+    if word in _synonyms("other_fields"):
         return None
     key = key_for(word) or ""
     field = "micro_batch" if key == "batch.micro" else key.removeprefix("parallel.")
-    return next((w for w in (word, _words("short").get(word), field) if w in known), None)
+    return next((w for w in (word, _synonyms("short").get(word), field) if w in known), None)
 
 
 def hint_for(name: str) -> str | None:
@@ -249,8 +249,8 @@ def hint_for(name: str) -> str | None:
     "it is the run's and no choice of its plan: the key is 'cluster'"
     """
     word = name.lower().replace("-", "_")
-    if word in _words("other_fields"):
-        return _words("other_fields")[word]
+    if word in _synonyms("other_fields"):
+        return _synonyms("other_fields")[word]
     key = key_for(word)
     return key and f"it is the run's and no choice of its plan: the key is {key!r}"
 
@@ -262,7 +262,7 @@ def our_value(field: str, text: str) -> str:
     ('parameters', 'zbv', '8')
     """
     word = plain(text)
-    for ours, others in _words("values").get(field, {}).items():
+    for ours, others in _synonyms("values").get(field, {}).items():
         if word in (plain(ours), *others.split()):
             return ours
     return text
