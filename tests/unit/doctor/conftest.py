@@ -61,6 +61,7 @@ ADDRESSES = [f"0000:{bus:02x}:00.0" for bus in (0x05, 0x15, 0x65, 0x75, 0x85, 0x
 MEASURE = f"{sys.executable} -m meshwright.doctor.measure"
 LIMITS = """\
 Limit                     Soft Limit           Hard Limit           Units
+Max processes             9286034              9286034              processes
 Max open files            1048576              1048576              files
 Max locked memory         unlimited            unlimited            bytes
 """
@@ -99,6 +100,9 @@ def host_files() -> dict[str, str]:
         "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor": "performance\n",
         "/sys/devices/system/node/node0/meminfo": "Node 0 MemTotal:       1188990000 kB\n",
         "/sys/devices/system/node/node1/meminfo": "Node 1 MemTotal:       1188990000 kB\n",
+        "/sys/devices/system/node/node0/cpulist": "0-63\n",
+        "/sys/devices/system/node/node1/cpulist": "64-127\n",
+        "/sys/devices/system/clocksource/clocksource0/current_clocksource": "tsc\n",
         "/sys/devices/system/edac/mc/mc0/ue_count": "0\n",
     }
 
@@ -150,6 +154,7 @@ def card_files(index: int, address: str) -> dict[str, str]:
 def port_files(index: int) -> dict[str, str]:
     port = PORT.format(index)
     return {
+        f"/dev/infiniband/uverbs{index}": "",
         f"/sys/class/infiniband/mlx5_{index}/board_id": "MT_0000000838\n",
         f"/sys/class/infiniband/mlx5_{index}/fw_ver": "28.42.1000\n",
         f"/sys/class/infiniband/mlx5_{index}/device/current_link_speed": "32.0 GT/s PCIe\n",

@@ -284,8 +284,8 @@ def _pci_errors(node: Node) -> Iterator[CheckVerdict]:
         folder = f"/sys/bus/pci/devices/{device.address}"
         if pci_errors(node.host, folder, "fatal"):
             yield found("links.errors", False, "a fatal error of its PCI link", where=where(device))
-        elif (corrected := pci_errors(node.host, folder, "correctable")) is not None:
-            yield judge("links.errors", corrected, where=where(device))
+        elif known := [n for n in (pci_errors(node.host, folder, "correctable"), device.pcie_replays) if n is not None]:
+            yield judge("links.errors", max(known), where=where(device))
 
 
 def _numa(node: Node) -> Iterator[CheckVerdict]:

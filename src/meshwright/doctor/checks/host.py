@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from meshwright.doctor.checks import Check, Node
-from meshwright.doctor.devices import int_or_none
+from meshwright.doctor.devices import int_or_none, text_or_none
 from meshwright.doctor.host import Host, Unseen
 from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
 from meshwright.units import GIB
@@ -14,6 +14,12 @@ from meshwright.units import GIB
 GROUP = "host"
 FILE_SYSTEMS = ("/", "/tmp", "/var/tmp")
 KIB = 1024
+SMALLEST_NODE = 0.9
+"""Of the memory of the largest NUMA node. The kernel takes some percent of the first one; a missing module is more."""
+OLDEST_KERNEL = (5, 5)
+"""Accelerate, utils/other.py, check_os_kernel: before it, a training may hang."""
+SLOW_CLOCKS = ("hpet", "acpi_pm", "jiffies")
+"""Sources that are read through the kernel and a device, and not by an instruction."""
 
 
 def meminfo(host: Host) -> dict[str, int]:
@@ -80,30 +86,57 @@ def _memory_errors(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _numa(node: Node) -> Iterator[CheckVerdict]:
-    names = node.host.glob("/sys/devices/system/node/node*/meminfo")
-    if not names:
-        raise Unseen("the kernel shows no NUMA nodes")
-    empty = []
-    for name in names:
+    """Nodes without processors are the memory of devices (GH200), or placeholders for parts of it."""
+    sizes = {}
+    for name in node.host.glob("/sys/devices/system/node/node*/meminfo"):
         match = re.search(r"MemTotal:\s+(\d+) kB", node.host.read(name))
-        if match and int(match[1]) == 0:
-            empty.append(re.sub(r"\D", "", name.split("/")[-2]))
-    message = f"without memory: node {', '.join(empty)}" if empty else ""
-    yield found("host.numa", not empty, message, measured=len(names), unit="node" if len(names) == 1 else "nodes")
+        if match and text_or_none(node.host, name.replace("meminfo", "cpulist")):
+            sizes[re.sub(r"\D", "", name.split("/")[-2])] = int(match[1])
+    if not sizes:
+        raise Unseen("the kernel shows no NUMA nodes with processors")
+    few = [number for number, size in sizes.items() if size < SMALLEST_NODE * max(sizes.values())]
+    message = f"less memory than the others, or none: node {', '.join(few)}" if few else ""
+    yield found("host.numa", not few, message, measured=len(sizes), unit="node" if len(sizes) == 1 else "nodes")
+
+
+def _kernel(node: Node) -> Iterator[CheckVerdict]:
+    """Kernels of Red Hat keep an old number and have later code."""
+    release = node.host.read("/proc/sys/kernel/osrelease")
+    match = re.match(r"(\d+)\.(\d+)(?!.*\.el\d)", release)
+    if match is None:
+        raise Unseen(f"the kernel's release does not say how old it is: {release[:40]}")
+    yield found("host.kernel", (int(match[1]), int(match[2])) >= OLDEST_KERNEL, measured=release)
+
+
+def _clock_source(node: Node) -> Iterator[CheckVerdict]:
+    source = node.host.read("/sys/devices/system/clocksource/clocksource0/current_clocksource")
+    yield found("host.clock-source", source not in SLOW_CLOCKS, measured=source)
+
+
+def _free(node: Node, unit: str) -> Iterator[tuple[str, int, int]]:
+    """Yield folder, size and free part of each file system, in the unit of an option of `df`; each counts once."""
+    seen = set()
+    for path in FILE_SYSTEMS:
+        fields = node.host.ask("df", "-P", unit, str(node.host.path(path))).splitlines()[-1].split()
+        try:
+            device, size, free = fields[0], int(fields[1]), int(fields[3])
+        except (IndexError, ValueError):
+            raise Unseen("df printed no sizes") from None
+        if (device, free) not in seen:
+            seen.add((device, free))
+            yield path, size, free
 
 
 def _disk(node: Node) -> Iterator[CheckVerdict]:
-    """Free space by `df`; each file system counts once."""
-    seen = set()
-    for path in FILE_SYSTEMS:
-        try:
-            fields = node.host.ask("df", "-P", "-k", str(node.host.path(path))).splitlines()[-1].split()
-            device, free_kib = fields[0], int(fields[3])
-        except (IndexError, ValueError):
-            raise Unseen("df printed no sizes") from None
-        if (device, free_kib) not in seen:
-            seen.add((device, free_kib))
-            yield judge("disk.free", free_kib * KIB / GIB, where=path)
+    for path, _, free_kib in _free(node, "-k"):
+        yield judge("disk.free", free_kib * KIB / GIB, where=path)
+
+
+def _inodes(node: Node) -> Iterator[CheckVerdict]:
+    """File systems that make inodes as they need them report none at all."""
+    for path, size, free in _free(node, "-i"):
+        if size:
+            yield judge("disk.inodes", free / size, where=path)
 
 
 def _time(node: Node) -> Iterator[CheckVerdict]:
@@ -135,9 +168,12 @@ CHECKS: dict[str, Check] = {
     "host.processors": _processors,
     "host.governor": _governor,
     "host.numa": _numa,
+    "host.kernel": _kernel,
+    "host.clock-source": _clock_source,
     "memory.free": _memory,
     "memory.swap-used": _swap,
     "memory.errors": _memory_errors,
     "disk.free": _disk,
+    "disk.inodes": _inodes,
     "time.offset": _time,
 }

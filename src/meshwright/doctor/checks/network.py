@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from meshwright.doctor.checks import Check, Node
@@ -15,9 +15,10 @@ from meshwright.units import gbit_per_s_to_bytes_per_s
 
 GROUP = "network"
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
-ERROR_COUNTERS = ("symbol_error", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors")
-
-
+ERROR_COUNTERS = (
+    "symbol_error", "link_error_recovery", "port_rcv_errors", "local_link_integrity_errors",
+    "excessive_buffer_overrun_errors",
+)  # fmt: skip
 LOSS_COUNTERS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rx_icrc_encapsulated")
 FEWEST_PACKETS = 1_000_000
 """Fewer received packets say nothing of the share that is lost."""
@@ -56,7 +57,11 @@ def _port(host: Host, folder: str) -> Port:
     card = folder.split("/ports/")[0]
     rate = re.match(r"([\d.]+) Gb/sec", text_or_none(host, f"{folder}/rate") or "")
     layer = text_or_none(host, f"{folder}/link_layer") or "unknown"
+    interfaces = host.glob(f"{card}/device/net/*")
     counters = [int_or_none(host, f"{folder}/counters/{name}") for name in ERROR_COUNTERS]
+    counters += [int_or_none(host, f"{name}/statistics/rx_crc_errors") for name in interfaces]
+    downs = [int_or_none(host, f"{folder}/counters/link_downed")]
+    downs += [int_or_none(host, f"{name}/carrier_down_count") for name in interfaces]
     lost = [int_or_none(host, f"{folder}/hw_counters/{name}") for name in LOSS_COUNTERS]
     received = int_or_none(host, f"{folder}/counters/port_rcv_packets") or 0
     width = re.search(r"\((\d+X)\b", text_or_none(host, f"{folder}/rate") or "")
@@ -69,13 +74,13 @@ def _port(host: Host, folder: str) -> Port:
         link_layer=layer,
         firmware=text_or_none(host, f"{card}/fw_ver"),
         num_errors=sum(c for c in counters if c is not None),
-        num_downs=int_or_none(host, f"{folder}/counters/link_downed"),
+        num_downs=max((d for d in downs if d is not None), default=None),
         lost_ratio=sum(filter(None, lost)) / received if received >= FEWEST_PACKETS else None,
         width=width[1] if width else "",
         has_routable_address="RoCE v2" in types if layer == "Ethernet" and types else None,
         pci_link=_pci_link(host, card, "current"),
         highest_pci_link=_pci_link(host, card, "max"),
-        mtu_bytes=tuple(mtu for name in host.glob(f"{card}/device/net/*/mtu") if (mtu := text_or_none(host, name))),
+        mtu_bytes=tuple(mtu for name in interfaces if (mtu := text_or_none(host, f"{name}/mtu"))),
     )
 
 
@@ -173,13 +178,25 @@ def _addresses(node: Node) -> Iterator[CheckVerdict]:
             yield found("rdma.address", has_one, measured=seen, where=port.name)
 
 
-def _firmware(node: Node) -> Iterator[CheckVerdict]:
-    by_model: dict[str, set[str]] = {}
-    for port in _require_ports(node):
-        if port.firmware:
-            by_model.setdefault(port.model, set()).add(port.firmware)
-    for model, versions in by_model.items():
-        yield found("rdma.firmware", len(versions) == 1, where=model, measured=", ".join(sorted(versions)))
+def _alike(check: str, values: Callable[[Port], Iterable[str]]) -> Check:
+    """Return the check that all ports of a kind have one value."""
+
+    def judged(node: Node) -> Iterator[CheckVerdict]:
+        by_model: dict[str, set[str]] = {}
+        for port in _require_ports(node):
+            by_model.setdefault(port.model, set()).update(values(port))
+        for model, seen in by_model.items():
+            if seen:
+                yield found(check, len(seen) == 1, where=model, measured=", ".join(sorted(seen)))
+
+    return judged
+
+
+def _device_files(node: Node) -> Iterator[CheckVerdict]:
+    """A container sees all cards in /sys, and reaches those alone whose device files it was given."""
+    _require_ports(node)
+    num_files = len(node.host.glob("/dev/infiniband/uverbs*"))
+    yield found("rdma.device-files", num_files > 0, measured=num_files, unit="files")
 
 
 CHECKS: dict[str, Check] = {
@@ -190,5 +207,7 @@ CHECKS: dict[str, Check] = {
     "rdma.errors": _errors,
     "rdma.address": _addresses,
     "rdma.peer-memory": _peer_memory,
-    "rdma.firmware": _firmware,
+    "rdma.firmware": _alike("rdma.firmware", lambda p: (p.firmware,) if p.firmware else ()),
+    "rdma.mtu": _alike("rdma.mtu", lambda p: p.mtu_bytes if p.is_active and p.link_layer == "Ethernet" else ()),
+    "rdma.device-files": _device_files,
 }

@@ -10,7 +10,8 @@ from meshwright.doctor.checks import Check, Node
 from meshwright.doctor.checks.host import KIB, meminfo, num_listed, num_processors
 from meshwright.doctor.checks.network import ports
 from meshwright.doctor.host import Host, Unseen
-from meshwright.doctor.verdict import CheckStatus, CheckVerdict, found, judge
+from meshwright.doctor.verdict import DATA, CheckStatus, CheckVerdict, found, judge
+from meshwright.files import toml_table
 from meshwright.units import GIB
 
 GROUP = "limits"
@@ -60,6 +61,27 @@ def _locked_memory(node: Node) -> Iterator[CheckVerdict]:
 
 def _open_files(node: Node) -> Iterator[CheckVerdict]:
     yield _unless_unlimited("limits.open-files", _limit(node.host, "Max open files"))
+
+
+def _tasks(node: Node) -> Iterator[CheckVerdict]:
+    """Threads count as processes: NCCL, OpenMP and data loaders start hundreds for each device."""
+    held = [_int(node.host, f"{folder}/pids.max") for name in ("", "pids") for folder in _folders(node.host, name)]
+    limits = [_limit(node.host, "Max processes"), *(float(value) for value in held if value is not None)]
+    yield _unless_unlimited("limits.tasks", min(limits))
+
+
+def _environment(node: Node) -> Iterator[CheckVerdict]:
+    """Variables that somebody set to find a fault, and that make every training slow."""
+    for name, entry in toml_table(DATA / "environment.toml").items():
+        value = node.host.environment.get(name, "")
+        if re.fullmatch(entry["slow"], value) and _matters(node, entry.get("only_with", "")):
+            yield found("limits.environment", False, entry["why"], where=name, measured=value)
+
+
+def _matters(node: Node, only_with: str) -> bool:
+    if only_with == "links":
+        return any(d.expected_scale_up_links for d in node.devices.found)
+    return not only_with or node.host.exists(only_with)
 
 
 def _unless_unlimited(check: str, value: float) -> CheckVerdict:
@@ -140,6 +162,8 @@ CHECKS: dict[str, Check] = {
     "limits.shared-memory": _shared_memory,
     "limits.locked-memory": _locked_memory,
     "limits.open-files": _open_files,
+    "limits.tasks": _tasks,
+    "limits.environment": _environment,
     "limits.memory": _memory,
     "limits.processors-per-device": _processors,
 }

@@ -49,6 +49,7 @@ class Device:
     pcie_width: int | None = None
     highest_pcie_width: int | None = None
     pcie_generation: int | None = None  # that device and slot can have, also where an idle device has lowered it
+    pcie_replays: int | None = None  # packets that the link sent again, since the driver started
     scale_up_links: int | None = None  # that are up
     expected_scale_up_links: int | None = None
     uncorrected_errors: int | None = None

@@ -101,6 +101,7 @@ def _device(
         pcie_width=int_or_none(host, f"{card}/current_link_width"),
         highest_pcie_width=int_or_none(host, f"{card}/max_link_width"),
         pcie_generation=PCIE_GENERATIONS.get((text_or_none(host, f"{card}/max_link_speed") or "").partition(" ")[0]),
+        pcie_replays=int_or_none(host, f"{card}/pcie_replay_count"),
         scale_up_links=node.get("links") if len(nodes) > 1 else None,
         expected_scale_up_links=_expected_links(name, nodes),
         uncorrected_errors=_errors(host, card, "ue"),

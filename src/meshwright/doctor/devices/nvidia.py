@@ -25,8 +25,8 @@ WITHOUT_ECC = re.compile(r"GeForce|RTX|TITAN|Quadro", re.IGNORECASE)
 """Names of cards whose ECC, if they have it, is off by default or by choice."""
 NO_VALUE = re.compile(r"\[?(?:Unknown Error|ERR!|GPU requires reset|GPU is lost|Reset Required)\]?$", re.IGNORECASE)
 """Texts that nvidia-smi writes in place of a value of a device that does not answer."""
-MOST_RETIRED_PAGES = 60
-"""NVIDIA, Dynamic page retirement: a device with as many is exchanged."""
+MOST_RETIRED_PAGES, MOST_REMAPPED_ROWS = 60, 512
+"""NVIDIA, Dynamic page retirement, and DCGM, DcgmGPUHardwareLimits.h: a device with as many is exchanged."""
 
 
 def find(host: Host) -> Devices:
@@ -63,7 +63,6 @@ def _device(host: Host, index: int, gpu: Element, links: int | None, all_links: 
     events = gpu.find("clocks_event_reasons")
     events = events if events is not None else gpu.find("clocks_throttle_reasons")
     power = next((p for n in ("gpu_power_readings", "power_readings") if (p := gpu.find(n)) is not None), None)
-    is_mig = _text(gpu, "mig_mode/current_mig") == "Enabled"
     temperature_c, limit_c = hottest([
         (_number(gpu, "temperature/gpu_temp"), _slowdown_temperature(gpu)),
         (_number(gpu, "temperature/memory_temp"), _number(gpu, "temperature/gpu_temp_max_mem_threshold")),
@@ -89,18 +88,21 @@ def _device(host: Host, index: int, gpu: Element, links: int | None, all_links: 
         pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/current_link_width")),
         highest_pcie_width=_whole(_number(gpu, "pci/pci_gpu_link_info/link_widths/max_link_width")),
         pcie_generation=_whole(_number(gpu, "pci/pci_gpu_link_info/pcie_gen/max_link_gen")),
+        pcie_replays=_whole(_number(gpu, "pci/replay_counter")),
         scale_up_links=links,
         expected_scale_up_links=all_links,
         uncorrected_errors=_errors(gpu, "uncorrect"),
         corrected_errors=_errors(gpu, "correctable"),
-        is_ecc_off=_text(gpu, "ecc_mode/current_ecc") == "Disabled" and not WITHOUT_ECC.search(name),
+        is_ecc_off="Disabled" in (_text(gpu, "ecc_mode/current_ecc"), _text(gpu, "ecc_mode/pending_ecc"))
+        and not WITHOUT_ECC.search(name),
         is_repair_pending=any(_text(gpu, path) == "Yes" for path in _TEXTS["pending"]),
         is_repair_failed=any(_text(gpu, path) == "Yes" for path in _TEXTS["failed"])
-        or _retired_pages(gpu) >= MOST_RETIRED_PAGES,
+        or _retired_pages(gpu) >= MOST_RETIRED_PAGES
+        or (_number(gpu, "remapped_rows/remapped_row_unc") or 0) >= MOST_REMAPPED_ROWS,
         complaints=_complaints(gpu),
         slowdowns=_slowdowns(events),
         firmware=_text(gpu, "vbios_version"),
-        partition="MIG" if is_mig else None,
+        partition=_partition(gpu),
         fabric_state=_text(gpu, "fabric/state"),
         fabric_status=_text(gpu, "fabric/status"),
         processes=_processes(host, gpu),
@@ -114,6 +116,12 @@ def _slowdown_temperature(gpu: Element) -> float | None:
     if own is not None or limit is None or now is None:
         return own
     return now + limit - (_number(gpu, "temperature/gpu_temp_slow_tlimit_threshold") or 0.0)
+
+
+def _partition(gpu: Element) -> str | None:
+    if _text(gpu, "mig_mode/current_mig") == "Enabled":
+        return "MIG"
+    return "whole until the next reset" if _text(gpu, "mig_mode/pending_mig") == "Enabled" else None
 
 
 def _retired_pages(gpu: Element) -> float:
