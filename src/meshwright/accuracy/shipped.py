@@ -24,15 +24,6 @@ def measured_model_names() -> frozenset[str]:
         return frozenset(row[column] for row in csv.DictReader(lines) for column in ("model_canonical", "model"))
 
 
-SHIPPED_LAYOUTS = {
-    ("qwen3-235b-a22b", "h100"): "megatron_bridge-0266", ("qwen3-235b-a22b", "b200"): "megatron_bridge-0241",
-    ("deepseek-v3", "h100"): "megatron_bridge-0036", ("deepseek-v3", "b200"): "megatron_bridge-0023",
-    ("deepseek-v3", "gb200"): "megatron_bridge-0035", ("kimi-k2", "h100"): "nemo_automodel-0004",
-    ("gpt-oss-120b", "b200"): "megatron_bridge-0053", ("gpt-oss-120b", "gb200"): "megatron_bridge-0074",
-}  # fmt: skip
-"""Measured runs of mixtures with layouts that a vendor ships, by model and accelerator."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShippedLayout:
     """Degrees of a measured run by field of `specs.plan.Plan`, and whose run it was."""
@@ -43,10 +34,15 @@ class ShippedLayout:
     degrees: dict[str, object]
 
 
+def shipped_layouts() -> dict[str, dict[str, str]]:
+    """Measured runs of mixtures with layouts that a vendor ships, by model and accelerator (`layouts.toml`)."""
+    return _load("layouts.toml")
+
+
 @cache
 def shipped_layout(model: str, accelerator: str) -> ShippedLayout | None:
     """Return the layout that a vendor ships for a model of the catalogue on an accelerator; None: it has none."""
-    id = SHIPPED_LAYOUTS.get((model, accelerator))
+    id = shipped_layouts().get(model, {}).get(accelerator)
     if id is None:
         return None
     with measured_runs_path().open(encoding="utf-8", newline="") as lines:

@@ -15,11 +15,11 @@ from meshwright.engines import choice
 from meshwright.errors import InfeasibleError, InputError, MeshwrightError
 from meshwright.files import write_csv
 from meshwright.json_values import jsonable
-from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers, search
+from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers
 from meshwright.planner import why_not as answer_to
 from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
 from meshwright.planner.estimate import PlanEstimate, estimate_ranked, notes_on_software
-from meshwright.planner.explain import compare
+from meshwright.planner.explain import WhyNotVerdict
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour
 from meshwright.planner.neighbours import neighbours as neighbours_of
@@ -114,11 +114,9 @@ class PlanRanking(Result):
             return None
         if all(getattr(best.plan, name) == width for name, width in layout.degrees.items()):
             return None
-        found = search(self.request.fixing(**layout.degrees), top=1, goal=goal_of(self.run), wants_least=False).best
-        if found is not None and found.rank <= best.rank:
-            return None
-        usable = self.request.usable_bytes
-        return PublishedGap(layout=layout, comparison=found and compare(best, found, usable_bytes=usable))
+        goal = goal_of(self.run)
+        answer = answer_to(self.request, layout.degrees, winner=best, goal=goal, brief=True)
+        return None if answer.verdict is WhyNotVerdict.BEST else PublishedGap(layout=layout, answer=answer)
 
     @property
     def losers(self) -> tuple[PlanComparison, ...]:
@@ -178,7 +176,7 @@ class PlanRanking(Result):
             document["explanation"]["published"] = {
                 "run": gap.layout.id,
                 "text": str(gap),
-                "comparison": gap.comparison and documents.comparison_document(gap.comparison),
+                "comparison": gap.answer.comparison and documents.comparison_document(gap.answer.comparison),
             }
         if self.neighbours is not None:
             document["explanation"]["neighbours"] = [documents.neighbour_document(n) for n in self.neighbours]
@@ -343,17 +341,13 @@ def notes_on_ignored_keys(run: Run) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedGap:
-    """A published layout and the best plan with its degrees; None: no such plan is legal here and fits."""
+    """A published layout, and why no plan with its degrees is the first."""
 
     layout: ShippedLayout
-    comparison: PlanComparison | None
+    answer: WhyNot
 
     def __str__(self) -> str:
         names = {"tensor": "TP", "context": "CP", "expert": "EP", "pipeline": "PP"}
         widths = " ".join(f"{name}{self.layout.degrees[key]}" for key, name in names.items())
         theirs = f"{self.layout.framework} has {widths} on {self.layout.num_devices:,} devices"
-        if self.comparison is None:
-            return f"{theirs}: no plan with these degrees is legal here and fits"
-        loser, cause = self.comparison.loser, self.comparison.decided_by
-        ratio = loser.step_s / self.comparison.winner.step_s - 1
-        return f"{theirs}: {ratio:+.1%} a step as {loser.plan.describe()}, {cause.name} {cause.delta:+.1f} ms decides"
+        return f"{theirs}: {documents.outcome_sentence(self.answer)}"

@@ -26,8 +26,9 @@ from meshwright.planner.remedies import PlanRemedy, forced_changes, remedies, wi
 from meshwright.planner.request import PlanRequest
 from meshwright.planner.screen import cost_model
 from meshwright.planner.search import PlanResult, RankedPlan, search
+from meshwright.planner.software import search_with_software
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
-from meshwright.planner.switches import offloading, with_rounded_gradients, with_values
+from meshwright.planner.switches import offloading, other_switches, reopened, with_rounded_gradients, with_values
 from meshwright.specs.hardware import MAX_DEVICES
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Offload, Plan
@@ -70,13 +71,6 @@ class PlanComparison:
         """The component that sets the loser back most."""
         return max(self.components_ms, key=lambda d: d.delta)
 
-    def __str__(self) -> str:
-        cause = self.decided_by
-        return (
-            f"{self.loser.plan.describe()} takes {self.step_ms.delta:+.1f} ms a step; "
-            f"{cause.name} {cause.delta:+.1f} ms decides, memory {-self.headroom_gib.delta:+.1f} GiB"
-        )
-
 
 class WhyNotVerdict(Enum):
     """Outcome of a why-not question."""
@@ -99,21 +93,15 @@ class WhyNot:
     infeasible: Infeasible | None = None  # DOES_NOT_FIT
     violations: tuple[Violation, ...] = ()  # ILLEGAL: the rules; otherwise warnings about the plan
     forced: tuple[str, ...] = ()  # SLOWER: the fewest other choices that have to differ from the winner's
+    software: str = ""  # switches that the planner chose otherwise than for the winner
     remedies: tuple[PlanRemedy, ...] = ()  # DOES_NOT_FIT, ILLEGAL: the fewest changes with which it runs
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The binding rule or memory, and the fewest changes that go with the asked plan or let it run."""
+        """Other switches, the binding rule or memory, and the fewest changes that go with the plan or let it run."""
+        software = f"with {self.software}" if self.software else ""
         forced = f"the rest can stay but for {', '.join(self.forced)}" if self.forced else ""
-        return tuple(filter(None, (self.binding, forced, *map(str, self.remedies))))
-
-    def __str__(self) -> str:
-        what = ", ".join(f"{name}={word(name, value)}" for name, value in self.fixed.items())
-        if self.comparison is not None:
-            return "; ".join((f"{what}: {self.verdict.value}: {self.comparison}", *self.reasons))
-        if self.infeasible is not None:
-            return "; ".join((f"{what}: {self.infeasible}", *self.reasons))
-        return f"{what}: {self.verdict.value}: {'; '.join((*map(str, self.violations), *self.reasons))}"
+        return tuple(filter(None, (software, self.binding, forced, *map(str, self.remedies))))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,12 +115,6 @@ class Infeasible:
     memory_gib: dict[str, float]
     violations: tuple[Violation, ...]
     suggestions: tuple[str, ...]
-
-    def __str__(self) -> str:
-        lines = [self.binding]
-        if self.suggestions:
-            lines.append(f"hint: {'; '.join(self.suggestions)}")
-        return "\n".join(lines)
 
 
 def compare(winner: RankedPlan, loser: RankedPlan, *, usable_bytes: float) -> PlanComparison:
@@ -167,14 +149,17 @@ def why_not(
     *,
     winner: RankedPlan,
     goal: Goal | None = None,
+    brief: bool = False,
     is_exported: Callable[[Plan], bool] = lambda _: True,
 ) -> WhyNot:
     """The best plan with `fixed` against `winner`, or the rule or the memory that forbids every such plan.
 
-    `fixed` maps fields of `specs.plan.Plan` to values, as in {"tensor": 8}. `is_exported`: see `remedies`.
+    `fixed` maps fields of `specs.plan.Plan` to values, as in {"tensor": 8}. Switches chosen for `winner` are chosen
+    anew, as `--fix` does. `brief`: without what binds and the ways on. `is_exported`: see `remedies`.
     """
-    restricted = request.fixing(**fixed)
-    result = search(restricted, top=1, goal=goal)
+    goal = goal or Goal(num_devices=request.num_devices)
+    result = search_with_software(reopened(request).fixing(**fixed), goal=goal)
+    restricted = result.request
     if result.best is None:
         infeasible = explain_infeasible(result, suggest=False)
         verdict = WhyNotVerdict.DOES_NOT_FIT if infeasible.nearest else WhyNotVerdict.ILLEGAL
@@ -183,28 +168,27 @@ def why_not(
             verdict=verdict,
             infeasible=infeasible if infeasible.nearest else None,
             violations=infeasible.violations,
-            remedies=remedies(
-                restricted,
-                fixed,
-                winner=winner,
-                fits=verdict is WhyNotVerdict.ILLEGAL,
-                goal=goal,
+            remedies=()
+            if brief
+            else remedies(
+                restricted, fixed, winner=winner, fits=verdict is WhyNotVerdict.ILLEGAL, goal=goal,
                 is_exported=is_exported,
             ),
-        )
+        )  # fmt: skip
     warnings = tuple(violations(result.best.plan, context=legality_context(restricted)))
     verdict = WhyNotVerdict.BEST
     if result.best.rank > winner.rank:
         is_slower = result.best.value >= winner.value
         verdict = WhyNotVerdict.SLOWER if is_slower else WhyNotVerdict.TOO_LITTLE
-    is_worse = verdict is not WhyNotVerdict.BEST
-    binding = _binding(restricted, fixed, result.best, winner) if is_worse else ""
+    is_bound = verdict is not WhyNotVerdict.BEST and not brief
+    binding = _binding(restricted, fixed, result.best, winner) if is_bound else ""
     forced = forced_changes(restricted, fixed, winner=winner.plan, loser=result.best.plan) if binding else ()
     return WhyNot(
         fixed=fixed,
         verdict=verdict,
         binding=binding,
         forced=forced,
+        software=other_switches(restricted, request),
         comparison=compare(winner, result.best, usable_bytes=request.usable_bytes),
         violations=warnings,
     )

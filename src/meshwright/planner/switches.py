@@ -127,6 +127,23 @@ def with_values(request: PlanRequest, values: Values) -> PlanRequest:
     return replace(request, stack=replace(stack, features=features, chosen=(*stack.chosen, *values)))
 
 
+def reopened(request: PlanRequest) -> PlanRequest:
+    """Return `request` as it was before the planner chose switches and offloading for its best plan."""
+    stack, fixed = request.stack, request.fixed
+    features = replace(stack.features, **dict.fromkeys(stack.chosen))  # pyright: ignore[reportArgumentType]
+    if request.offloads_to_fit:
+        fixed = {name: value for name, value in fixed.items() if name != "offload"}
+    return replace(request, stack=replace(stack, features=features, chosen=()), fixed=fixed, offloads_to_fit=False)
+
+
+def other_switches(request: PlanRequest, than: PlanRequest) -> str:
+    """The switches of `request` that the planner chose, or left to the engine, where it did not for `than`."""
+    device, precision = request.cluster.accelerator, request.precision.name
+    ours, theirs = (features_of(asked.stack, device, precision=precision) for asked in (request, than))
+    names = dict.fromkeys((*request.stack.chosen, *than.stack.chosen))
+    return ", ".join(_said(n, getattr(ours, n)) for n in names if getattr(ours, n) != getattr(theirs, n))
+
+
 def applying(request: PlanRequest, plan: Plan) -> set[str]:
     """Return the names of the switches that `plan` could use."""
     now = features_of(request.stack, request.cluster.accelerator, precision=request.precision.name)

@@ -3,12 +3,14 @@
 import pytest
 
 from meshwright.accuracy.rows import read_runs
-from meshwright.accuracy.shipped import SHIPPED_LAYOUTS, measured_runs_path, shipped_layout
+from meshwright.accuracy.shipped import measured_runs_path, shipped_layout, shipped_layouts
+from meshwright.answers.components import label
+from meshwright.answers.documents.plan import why_not_sentence
 from meshwright.answers.plan_ranking import plan_run
 from meshwright.catalog import lookup as catalog
 from meshwright.planner import search
 from meshwright.planner.choice import goal_of
-from meshwright.runfile import from_options
+from meshwright.runfile import from_options, loads
 
 
 def ranking(model="qwen3-235b-a22b", cluster="h100-8x32", *keys, engine="megatron", batch=1024):
@@ -22,7 +24,8 @@ def ranking(model="qwen3-235b-a22b", cluster="h100-8x32", *keys, engine="megatro
 
 def test_every_layout_is_that_of_a_measured_run_of_this_model():
     runs = {run.id: run.conditions for run in read_runs(measured_runs_path())}
-    for (model, accelerator), id in SHIPPED_LAYOUTS.items():
+    named = [(model, *run) for model, runs_of in shipped_layouts().items() for run in runs_of.items()]
+    for model, accelerator, id in named:
         layout, conditions = shipped_layout(model, accelerator), runs[id]
         assert conditions.model.hidden == catalog.model(model).hidden
         assert conditions.accelerator.name == catalog.accelerator(accelerator).name
@@ -33,18 +36,31 @@ def test_every_layout_is_that_of_a_measured_run_of_this_model():
 def test_the_published_layout_is_behind_by_what_a_search_with_its_degrees_finds():
     found = ranking()
     request, best, gap = found.request, found.search.plans[0], found.published
-    held = search(request.fixing(**gap.layout.degrees), top=1, goal=goal_of(found.run)).best
-    assert gap.comparison.loser.plan == held.plan
+    degrees, comparison = gap.layout.degrees, gap.answer.comparison
+    held = search(request.fixing(**degrees), top=1, goal=goal_of(found.run)).best
+    assert comparison.loser.plan == held.plan
     assert held.step_s > best.step_s
     text = str(gap)
-    assert text.startswith("NeMo Megatron-Bridge 26.04.01 has TP2 CP1 EP32 PP8 on 256 devices: +")
-    assert f"{held.step_s / best.step_s - 1:+.1%} a step as {held.plan.describe()}" in text
-    assert f"{gap.comparison.decided_by.name} +" in text
+    assert text.startswith("NeMo Megatron-Bridge 26.04.01 has TP2 CP1 EP32 PP8 on 256 devices: slower. TP2 EP32 PP8 ")
+    assert f"{held.plan.describe()}: " in text
+    assert f"(+{100 * (held.step_s / best.step_s - 1):.1f} %), {label(comparison.decided_by.name)} +" in text
     assert found.to_dict()["explanation"]["published"]["text"] == text
 
 
-def test_degrees_that_no_plan_has_are_named():
-    assert str(ranking(cluster="h100-8x8", engine="any").published).endswith("is legal here and fits")
+def test_the_reason_is_named_for_which_no_plan_has_the_degrees():
+    of_memory = str(ranking("kimi-k2", engine="torchtitan", batch=512).published)
+    assert "EP32 PP8 on 256 devices: device memory: kimi-k2 needs at least " in of_memory
+    assert "illegal. expert 32 x " in str(ranking(cluster="h100-8x4", engine="any").published)
+
+
+def test_a_published_layout_has_the_switches_with_which_it_is_fastest():
+    found = ranking("deepseek-v3", "b200-8x32", "precision=mxfp8", batch=4096)
+    degrees, gap = shipped_layout("deepseek-v3", "b200").degrees, found.published
+    asked = plan_run(found.run, top=1, why_not=[degrees]).why_not[0]
+    held = plan_run(loads(found.run.text, overrides=(*found.run.overrides, "stack=null")), top=1, fixed=degrees)
+    assert gap.answer.comparison.loser.plan == asked.comparison.loser.plan == held.best.plan
+    assert gap.answer.comparison.loser.step_s == held.search.best.step_s
+    assert all("; with stack.overlaps_experts=false" in text for text in (str(gap), why_not_sentence(asked)))
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 from tests.plan_requests import plan_request
 
 from meshwright import runfile
+from meshwright.answers.documents.plan import why_not_sentence
 from meshwright.answers.plan_ranking import plan_run
 from meshwright.cost.tables import plan_row
 from meshwright.engines.base import check_export
@@ -44,7 +45,7 @@ def test_one_change_is_enough_where_one_is(result):
     assert answer.verdict is WhyNotVerdict.DOES_NOT_FIT
     assert answer.remedies
     assert all(len(remedy.changes) == 1 for remedy in answer.remedies)
-    assert "it runs without recompute=none" in str(answer)
+    assert "it runs without recompute=none" in why_not_sentence(answer)
     for remedy in answer.remedies:
         assert remedy.ratio == pytest.approx(search(_changed(answer, remedy), top=1).best.step_s / result.best.step_s)
 
@@ -131,7 +132,8 @@ def test_the_plan_of_a_remedy_is_exported(engine, question):
     refused = set(check_export(run))
     for remedy in answers[0].remedies:
         assert set(check_export(with_plan(run, remedy.plan))) <= refused, remedy
-    assert answers[0].remedies or engine in ("megatron", "maxtext")
+    fits = "stack.offloaded_activations" in answers[0].software  # which the planner chooses where nothing else fits
+    assert answers[0].remedies or fits or engine in ("megatron", "maxtext")
 
 
 def test_any_engine_keeps_optimizer_states_in_host_memory():
@@ -157,7 +159,7 @@ def test_the_fewest_choices_that_have_to_change(result):
     assert answer.verdict is WhyNotVerdict.SLOWER
     winner, loser = result.best.plan, answer.comparison.loser.plan
     assert answer.forced
-    assert f"the rest can stay but for {', '.join(answer.forced)}" in str(answer)
+    assert f"the rest can stay but for {', '.join(answer.forced)}" in why_not_sentence(answer)
     assert not runs(result.request, with_fixed(winner, asked, 32))
     names = {text.partition("=")[0] for text in answer.forced}
     changed = {name: getattr(loser, name) for name in names | {"recompute"} if name.startswith("recompute")}

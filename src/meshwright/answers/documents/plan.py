@@ -197,13 +197,18 @@ def loser_sentence(comparison: PlanComparison) -> str:
 def why_not_sentence(answer: WhyNot) -> str:
     """One line: the verdict on the fixed fields and its reason."""
     what = ", ".join(f"{name}={word(name, value)}" for name, value in answer.fixed.items())
+    return f"{what}: {outcome_sentence(answer)}"
+
+
+def outcome_sentence(answer: WhyNot) -> str:
+    """The verdict and its reason."""
     if answer.comparison is not None:
         said = f"{answer.verdict.value}. {loser_sentence(answer.comparison)}"
     elif answer.infeasible is not None:
         said = answer.infeasible.binding
     else:
         said = f"{answer.verdict.value}. {'; '.join(map(str, answer.violations)) or 'no plan has it'}"
-    return "; ".join((f"{what}: {said}", *answer.reasons))
+    return "; ".join((said, *answer.reasons))
 
 
 def _difference(difference: Difference) -> dict[str, float]:
