@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
 from meshwright.specs.model import (
     Activation,
+    Attention,
     AttentionKind,
     BlockKind,
     Experts,
@@ -18,47 +20,21 @@ from meshwright.specs.model import (
     RopeScaling,
 )
 
-ABSENT: Mapping[str, Any] = MappingProxyType(
-    {
-        "activation": Activation.SILU,
-        "norm_placement": NormPlacement.BEFORE,
-        "parallel_norms": 0,
-        "head_bias": False,
-        "num_labels": 0,
-        "zero_centered_norms": False,
-        "scaled_embeddings": False,
-        "logit_cap": 0.0,
-        "windowed_rope": None,
-        "rope.rotated_share": 1.0,
-        "rope.attention_factor": 0.0,
-        "rope.short_factors": (),
-        "rope.long_factors": (),
-        "attention.window_pattern": (),
-        "attention.output_bias": None,
-        "attention.qk_norm_across_heads": False,
-        "attention.score_divisor": 0,
-        "attention.score_cap": 0.0,
-        "attention.sinks": False,
-        "attention.indexer": None,
-        "attention.compression": None,
-        "attention.output_groups": 0,
-        "residual_streams": 1,
-        "attention.output_gate": False,
-        "attention.full_layers": None,
-        "ffn_bias": False,
-        "experts.bias": False,
-        "experts.shared_gate": False,
-        "experts.latent": 0,
-        "experts.own_norms": False,
-        "experts.num_hashed_layers": 0,
-        "state_space": None,
-        "layer_pattern": "",
-        "mtp_pattern": "",
-        "mtp_shared": False,
-        "linear_attention": None,
-    }
-)
-"""The parts, with the value of a model that lacks them."""
+_PATHS = """
+    activation norm_placement parallel_norms head_bias num_labels zero_centered_norms scaled_embeddings logit_cap
+    windowed_rope rope.rotated_share rope.attention_factor rope.short_factors rope.long_factors attention.window_pattern
+    attention.output_bias attention.qk_norm_across_heads attention.score_divisor attention.score_cap attention.sinks
+    attention.indexer attention.compression attention.output_groups residual_streams attention.output_gate
+    attention.full_layers ffn_bias experts.bias experts.shared_gate experts.latent experts.own_norms
+    experts.num_hashed_layers state_space layer_pattern mtp_pattern mtp_shared linear_attention
+"""
+_DEFAULTS = {
+    f"{section}{f.name}": f.default
+    for section, kind in (("", Model), ("rope.", Rope), ("attention.", Attention), ("experts.", Experts))
+    for f in fields(kind)
+}
+ABSENT: Mapping[str, Any] = MappingProxyType({path: _DEFAULTS[path] for path in _PATHS.split()})
+"""The parts, with the value of a model that lacks them: the field's default."""
 
 NOT_BUILT = frozenset(
     (
