@@ -260,7 +260,7 @@ def _errors(node: Node) -> Iterator[CheckVerdict]:
         if device.corrected_errors is not None:
             yield judge("devices.corrected-errors", device.corrected_errors, where=where(device))
         if device.is_ecc_off:
-            message = "errors of its memory are neither corrected nor seen"
+            message = "now, or after the next reset: errors of its memory are neither corrected nor seen"
             yield found("devices.ecc", False, message, where=where(device), measured="off")
         if device.is_repair_failed or device.is_repair_pending:
             failed = device.is_repair_failed

@@ -61,7 +61,7 @@ def _port(host: Host, folder: str) -> Port:
     counters = [int_or_none(host, f"{folder}/counters/{name}") for name in ERROR_COUNTERS]
     counters += [int_or_none(host, f"{name}/statistics/rx_crc_errors") for name in interfaces]
     downs = [int_or_none(host, f"{folder}/counters/link_downed")]
-    downs += [int_or_none(host, f"{name}/carrier_down_count") for name in interfaces]
+    downs += [int_or_none(host, f"{name}/carrier_down_count") for name in interfaces if layer == "Ethernet"]
     lost = [int_or_none(host, f"{folder}/hw_counters/{name}") for name in LOSS_COUNTERS]
     received = int_or_none(host, f"{folder}/counters/port_rcv_packets") or 0
     width = re.search(r"\((\d+X)\b", text_or_none(host, f"{folder}/rate") or "")
