@@ -166,6 +166,9 @@ def test_the_written_file_pins_the_first_plan(meshwright, tmp_path):
     assert run.engine == "torchtitan"
     again = meshwright("estimate", path, "--json").json
     assert again["estimate"] == best["estimate"]
+    assert "`export` wants one: --set train.steps=N" in outcome.stderr
+    stated = meshwright(*ASKED, "--engine", "torchtitan", "--write", path, "--set", "train.steps=9")
+    assert "train.steps" not in stated.stderr
 
 
 def test_a_field_that_is_fixed_as_the_run_says_contradicts_nothing(meshwright):
