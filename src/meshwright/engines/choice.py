@@ -43,7 +43,7 @@ def with_planned_engine(run: Run) -> Run:
         return run
     if run.is_engine_open:
         return with_engine(run, ANY)
-    refuse(run.engine, reasons, hint=f"--engine {ANY} plans what no program here runs")
+    refuse(run.engine, reasons, hint=f"without an engine, one that runs it is planned for; --engine {ANY} names none")
     return run
 
 

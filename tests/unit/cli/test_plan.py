@@ -241,7 +241,7 @@ def test_what_an_engine_runs_under_no_plan_is_refused_at_once(meshwright, monkey
     outcome = meshwright(*asked, *options)
     assert outcome.exit_code == 2
     assert words in outcome.stderr
-    assert "--engine any plans what no program here runs" in outcome.stderr
+    assert "without an engine, one that runs it is planned for; --engine any names none" in outcome.stderr
 
 
 def test_no_engine_plans_what_none_runs(meshwright):
