@@ -224,7 +224,7 @@ def _count(name: str, text: str, *, others: Iterable[str] = ()) -> int:
 
 
 def _synonyms(table: str) -> dict[str, Any]:
-    return toml_table(Path(__file__).with_name("plan_words.toml"))[table]
+    return toml_table(Path(__file__).with_name("plan_synonyms.toml"))[table]
 
 
 def field_for(name: str) -> str | None:
