@@ -33,8 +33,8 @@ from typing import Any
 
 FOLDER = Path(__file__).with_name("tables")
 ORDER = (
-    "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory", "openinstruct", "trl_pairs",
-    "trl", "swift", "deepspeed_chat", "scripts", "transformers", "accelerate", "deepspeed",
+    "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory", "openinstruct", "firefly",
+    "trl_pairs", "trl", "swift", "deepspeed_chat", "scripts", "transformers", "accelerate", "deepspeed",
 )  # fmt: skip
 """Tables in the order in which their marks are looked for: special ones first."""
 OFF = (None, False, "", [], {}, "none", "None", "no", "off", "false")

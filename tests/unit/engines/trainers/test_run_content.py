@@ -559,3 +559,18 @@ def test_each_project_is_recognised_by_its_keys(read, tmp_path):
         found = recognised(tmp_path / "one.json")
         assert (found.project, found.engine) == (project, "native")
         assert found.is_part is (project in ("accelerate", "DeepSpeed"))
+
+
+def test_files_of_firefly_train_adapters_of_codes_unless_they_say_otherwise(read):
+    given = {
+        "model_name_or_path": "meta-llama/Llama-2-7b-hf", "train_file": "x", "template_name": "llama2", "fp16": True,
+        "max_seq_length": 1024, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16,
+        "learning_rate": 2e-4,
+    }  # fmt: skip
+    run = read(given)
+    assert (run.lora.rank, run.lora.alpha, run.lora.base_format) == (64, 16.0, "nf4_double")
+    assert len(run.lora.targets) == 7
+    assert read(given | {"train_mode": "lora", "lora_rank": 8}).lora.base_format == "full"
+    assert read(given | {"train_mode": "full"}).lora is None
+    with pytest.raises(InputError, match="pairs of answers are not read"):
+        read(given | {"task_type": "dpo"})
