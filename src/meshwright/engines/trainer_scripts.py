@@ -37,6 +37,7 @@ OTHER_OBJECTIVE = re.compile(
     r"grpo|rlhf|dpo|kto|orpo|simpo|raft|distil\w*|gkd|rerank\w*|embed\w*|infer\w*|eval\w*|generate|vlm|dropo)(?![a-z])"
 )
 """Words in the names of programs that train with another objective than the next token, or that do not train."""
+OTHER_FOLDER = re.compile(r"(?<![a-z])(reward|dpo|ppo|grpo|rlhf)(?![a-z])")
 LAUNCHED = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
 WANTED = WantedCall(
     name="trainer that is read",
@@ -70,6 +71,8 @@ def trainer_call(source: str) -> FollowedCall:
     name, notes = table_of_program(program, content), [*call.notes]
     if program == "swift rlhf":
         content.setdefault("rlhf_type", "dpo")
+    if name in (SCRIPTS, "deepspeed_chat") and (found := OTHER_FOLDER.search("/".join(path.absolute().parts[-5:-1]))):
+        raise InputError(f"{path}: its folder is of another objective", got=found[0], hint="run files have none")
     if name == SCRIPTS:
         if found := OTHER_OBJECTIVE.search(program.rpartition("/")[2].lower()):
             what = f"{path}: a program of another objective than the next token"
@@ -187,6 +190,7 @@ def _launched(parts: Sequence[Word], program: str, environment: dict[str, str], 
     nodes = options.get("nnodes", options.get("num_nodes", 0 if {"nnodes", "num_nodes"} & unknown.keys() else 1))
     of_node = options.get("nproc_per_node", options.get("num_gpus", environment.get("NPROC_PER_NODE")))
     visible = [*filter(None, environment.get("CUDA_VISIBLE_DEVICES", "").split(","))]
+    of_node = of_node or ("$" if "$" in "".join(visible) else None)
     if "include" in options:
         of_node = sum(len(re.split(r"[:,]", host)) - 1 for host in str(options["include"]).split("@"))
     elif program.startswith("llamafactory-cli"):

@@ -72,6 +72,15 @@ def test_a_launcher_decides_the_devices(read):
     assert read(include % "")["batch"]["global_sequences"] == 128
 
 
+def test_devices_behind_a_variable_are_those_of_the_variable(read):
+    text = f"n=4\nNPROC_PER_NODE=$n \\\n{SWIFT.lstrip().partition(' ')[2]}"
+    assert read(text % ("sft", ""))["batch"]["global_sequences"] == 16
+    with pytest.raises(InputError, match="the cluster has 8 devices"):
+        read(text % ("sft", ""), cluster="h100-8x1")
+    of_caller = text.replace("n=4\n", "")
+    assert read(of_caller % ("sft", ""), cluster="h100-8x1")["parallel"]["data_shard"] == 8  # of one node
+
+
 def test_accelerate_is_read_with_its_file_and_its_options(read, tmp_path):
     launch = "accelerate launch --config_file conf/fsdp.yaml --num_processes 4 --fsdp_reshard_after_forward false"
     text = VICUNA.replace("torchrun --nproc_per_node=4 --master_port=20001", launch).replace(
@@ -174,6 +183,16 @@ def test_deepspeed_chat_is_read(read):
     assert found["batch"] == {"global_sequences": 32, "micro": 8}
     with pytest.raises(InputError, match="rewards are not there"):
         read(f"{text} --per_device_train_batch_size 8 --max_seq_len 512 --num_padding_at_beginning 1")
+
+
+def test_a_folder_of_another_objective_is_refused(tmp_path):
+    (tmp_path / "step2_reward_model").mkdir()
+    script = tmp_path / "step2_reward_model" / "run.sh"
+    script.write_text(
+        "deepspeed main.py --model_name_or_path m --zero_stage 2 --max_seq_len 9 --per_device_train_batch_size 8"
+    )
+    with pytest.raises(InputError, match="another objective"):
+        import_configuration(str(script), engine=None, cluster="h100-4x1")
 
 
 def test_a_script_that_names_a_file_is_read_with_it(read, tmp_path):

@@ -54,7 +54,7 @@ def lora_task(settings: Settings, *, kind: str | None, model: Model) -> dict[str
     if settings.truth("dora"):
         found["use_dora"] = True
     if saved := settings.get("modules_to_save"):
-        names = [saved] if isinstance(saved, str) else saved
+        names = saved.split(",") if isinstance(saved, str) else saved
         if not (isinstance(names, list) and all(str(name) in MODULES_TO_SAVE for name in names)):
             raise settings.error(
                 "modules_to_save", "run files train embedding and head whole", allowed=", ".join(MODULES_TO_SAVE)

@@ -462,11 +462,9 @@ class Interpreter:
             if any(one.text.startswith(("<(", ">(")) for one in words):
                 raise InputError(f"{self.where(words[0].line)}: process substitution is not supported")
             values = self._child(command, (), name="").variables.values if self.found.environment else {}
-            of_environment = [
-                (one, value) for one in self.found.environment if isinstance(value := values.get(one), str)
-            ]
-            before = [Word(text=f"{one}={value}", line=words[0].line) for one, value in of_environment]
-            self.found.calls.append([*before, *words[k + 1 :]])
+            stated = [(one, values[one]) for one in self.found.environment if one in values]
+            before = [f"{one}={value if isinstance(value, str) else '$'}" for one, value in stated]
+            self.found.calls.append([*(Word(text=one, line=words[0].line) for one in before), *words[k + 1 :]])
         elif (k := programs.script_at(words)) is not None and (path := script_file(self, words[k])) is not None:
             is_itself = str(path) == self.variables.name and k == len(words) - 1 and not command.assignments
             if is_itself and name == "sbatch":
@@ -477,12 +475,11 @@ class Interpreter:
 
     def _child(self, command: SimpleCommand, positional: tuple[str, ...], *, name: str) -> Interpreter:
         """Return another shell with the exported variables, and those before the command that starts it."""
+        before = self.nested(self.variables.subshell())
         for assignment in command.assignments:
-            self.variables.exported.add(assignment.name)
-        child = self.nested(replace(self.variables.child(positional), name=name))
-        for assignment in command.assignments:
-            child.assign(assignment)
-        return child
+            before.variables.exported.add(assignment.name)
+            before.assign(assignment)
+        return self.nested(replace(before.variables.child(positional), name=name))
 
     def _document_text(self, parts: tuple[Part, ...]) -> str:
         written = self.expander.as_written(ShellWord(parts=parts, line=0))
