@@ -64,7 +64,8 @@ def trainer_call(source: str) -> FollowedCall:
     later = [one for one in given if any(table(kind).knows(one.partition("=")[0]) for kind in ORDER)]
     later += [one for one in given if re.match(r"[a-z]+\.[\w.]+=", one) and one not in later]  # of a run file
     call = script_call(text, path=path, given=[one for one in given if one not in later], wanted=WANTED)
-    environment = dict(word.text.partition("=")[::2] for word in call.arguments if word.text.startswith(LAUNCHED))
+    launched = [word.text.partition("=") for word in call.arguments if word.text.startswith(LAUNCHED)]
+    environment = {key: value for key, _, value in launched}
     launcher, program, parts = _split(call.arguments[len(environment) :], path)
     files, content, unknown = _arguments(parts)
     content = (content_of(_located(files[0], path)) if files else {}) | content
@@ -110,7 +111,7 @@ def _own_defaults(program: str, script: Path, *, known: dict[str, Any]) -> dict[
     stated: list[tuple[str, ast.expr | None]] = [
         (name.id, value) for name, value in fields if isinstance(name, ast.Name)
     ]
-    stated += [(node.args[0].value.lstrip("-"), node) for node in nodes if isinstance(node, ast.Call) and node.args
+    stated += [(str(node.args[0].value).lstrip("-"), node) for node in nodes if isinstance(node, ast.Call) and node.args
                and isinstance(node.args[0], ast.Constant) and str(node.args[0].value).startswith("--")]  # fmt: skip
     keys, found = table(SCRIPTS).keys, {}
     taken = {keys.get(key) for key in known}
@@ -201,7 +202,7 @@ def _launched(parts: Sequence[Word], program: str, environment: dict[str, str], 
             raise InputError(what, got=program, hint="run files have one process for each device")
         of_node = 1
     nodes = environment.get("NNODES", nodes)
-    counts = [int(one) if re.fullmatch(r"\d+", str(one)) else 0 for one in (of_node, nodes)]
+    counts = [int(one) if re.fullmatch(r"\d+", one) else 0 for one in (str(of_node), str(nodes))]
     return {"num_processes": counts[0] * counts[1] or None, "num_machines": counts[1] or None}
 
 
