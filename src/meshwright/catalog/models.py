@@ -54,7 +54,8 @@ def own_repository(name: str) -> str | None:
 
     Others have the same shapes, and weights of their own.
     """
-    return next((r for r in repositories_of(name) if name.replace("-", "") in r.lower().replace("-", "")), None)
+    called = (r for r in repositories_of(name) if name.replace("-", "") in r.lower().replace("-", ""))
+    return min(called, key=lambda repository: len(repository.partition("/")[2]), default=None)
 
 
 def model_of_repository(repository: str) -> str | None:

@@ -4,7 +4,7 @@ import pytest
 from tests.every_member import check_every
 
 from meshwright.catalog.lookup import CatalogKind, entry, model, model_names
-from meshwright.catalog.models import model_of_repository
+from meshwright.catalog.models import model_of_repository, own_repository
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import UnknownNameError
@@ -180,3 +180,18 @@ def test_llama4_is_its_language_part():
 def test_unknown_model_is_an_error():
     with pytest.raises(UnknownNameError, match="did you mean 'llama3-8b'"):
         model("lama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "repository"),
+    [
+        ("qwen3-8b", "Qwen/Qwen3-8B"),  # DeepSeek-R1-0528-Qwen3-8B has its shapes
+        ("deepseek-v2", "deepseek-ai/DeepSeek-V2"),
+        ("phi4", "microsoft/phi-4"),
+        ("minimax-m2", "MiniMaxAI/MiniMax-M2"),
+        ("llama3.1-8b", "meta-llama/Llama-3.1-8B"),
+        ("moe-2t", None),
+    ],
+)
+def test_the_repository_of_a_model_has_its_name_and_no_further_training(name, repository):
+    assert own_repository(name) == repository
