@@ -45,10 +45,10 @@ def _sentences(found: ArrivalEstimate) -> Iterator[str]:
             "that has formed grows without end. There are no latencies."
         )
     else:
-        waits = percent(simulated.queue_share)
         digits = 1 if simulated.in_flight < 100 else 0
         yield f"{len(simulated.e2e_s):,} simulated requests, {simulated.in_flight:,.{digits}f} in flight."
-        yield f"In {waits} of the time a request waits for a place or for other prompts."
+        yield "The means are those above: an arriving request does not find as many others as one of a closed loop."
+        yield f"In {percent(simulated.queue_share)} of the time a request waits for a place or for other prompts."
         if (apart := simulated.half_difference) > SETTLED:
             yield f"Latencies have not settled: the two halves of the requests differ by {percent(apart)}."
     reach = f"up to {found.highest_per_s:.4g} requests/s, {found.highest_per_s / found.rate:.3g} times the rate."

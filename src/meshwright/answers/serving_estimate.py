@@ -151,8 +151,8 @@ def serving_estimate(
         drafted_per_step=drafted, accepted_per_step=accepted, lockstep=lockstep,
     )  # fmt: skip
     if requests_per_s is not None:
-        found = [estimate_rate(asked, load, requests_per_s)]
         under = estimate_arrivals(asked, load, arrivals or "poisson", requests_per_s, bounds=bounds, seed=seed)
+        found = [estimate_rate(asked, load, requests_per_s, under.simulated)]
     else:
         closed = [replace(load, concurrency=number) for number in concurrency] or [load]
         found = [estimate_load(asked, one) for one in closed]

@@ -98,9 +98,9 @@ class Simulated:
     queue_share: float  # of the time of a replica, in which a request waited for a place or for other prompts
     in_flight: float  # mean number in this time, on all replicas of the cluster
 
-    def percentiles(self) -> dict[str, dict[str, float]]:
-        """Mean, p50, p95 and p99 of each latency, interpolated linearly."""
-        found = {"ttft_s": self.ttft_s, "itl_s": self.itl_s, "e2e_s": self.e2e_s}
+    def percentiles(self, of: slice = slice(None)) -> dict[str, dict[str, float]]:
+        """Mean, p50, p95 and p99 of each latency, interpolated linearly, over all requests or a part of them."""
+        found = {"ttft_s": self.ttft_s[of], "itl_s": self.itl_s[of], "e2e_s": self.e2e_s[of]}
         names = ("mean", "p50", "p95", "p99")
         return {
             k: dict(zip(names, (float(s.mean()), *np.percentile(s, (50, 95, 99)).tolist()), strict=True))
@@ -108,22 +108,21 @@ class Simulated:
         }
 
     @property
+    def means(self) -> tuple[float, float, float]:
+        """Of TTFT, ITL and end to end."""
+        return float(self.ttft_s.mean()), float(self.itl_s.mean()), float(self.e2e_s.mean())
+
+    @property
     def half_difference(self) -> float:
         """Largest difference of a mean or percentile between the two halves of the requests, over its value in all."""
         middle = len(self.e2e_s) // 2
-        halves = [self._slice(slice(None, middle)).percentiles(), self._slice(slice(middle, None)).percentiles()]
+        halves = [self.percentiles(slice(middle)), self.percentiles(slice(middle, None))]
         return max(
             abs(halves[0][name][of] - halves[1][name][of]) / value
             for name, values in self.percentiles().items()
             for of, value in values.items()
             if value > 0
         )
-
-    def _slice(self, taken: slice) -> Simulated:
-        return replace(
-            self, arrived_s=self.arrived_s[taken], ttft_s=self.ttft_s[taken], itl_s=self.itl_s[taken],
-            e2e_s=self.e2e_s[taken],
-        )  # fmt: skip
 
     def good_share(self, bounds: LatencyLimits) -> float:
         """Share of requests within both bounds."""
@@ -132,8 +131,8 @@ class Simulated:
     def keeps(self, bounds: LatencyLimits) -> bool:
         """Return True if the percentile of the bounds, or the mean, is within both."""
         of = bounds.percentile
-        ttft, itl = (float(s.mean() if of is None else np.percentile(s, of)) for s in (self.ttft_s, self.itl_s))
-        return ttft <= bounds.ttft_s and itl <= bounds.itl_s
+        ttft, itl = (s.mean() if of is None else np.percentile(s, of) for s in (self.ttft_s, self.itl_s))
+        return bool(ttft <= bounds.ttft_s and itl <= bounds.itl_s)
 
 
 def capacity_per_s(asked: Server, load: RequestLoad) -> float:
@@ -147,7 +146,7 @@ def capacity_per_s(asked: Server, load: RequestLoad) -> float:
     return min(scalar(found.output_tokens_per_s) / load.output_tokens, pool)
 
 
-def _places(asked: Server, load: RequestLoad) -> BatchLimit:
+def places(asked: Server, load: RequestLoad) -> BatchLimit:
     """Whole requests that have room on one replica: the simulation has those wait whose prompts wait for others."""
     limit = batch_limit(asked.decoding, replace(load, concurrency=None), asked.engine, asked.reserve, prefills=False)
     return BatchLimit(sequences=float(int(limit.sequences)), binds=full(asked, load)[0].binds)
@@ -223,9 +222,9 @@ def _in_turn(one: BatchingReplica, count: int, *each: FloatArray) -> tuple[Float
 
 def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, BatchingReplica, float]:
     """A replica that only computes prompts, one that only decodes, and seconds of a request outside of both."""
-    limit, rates, layout = _places(asked, load), asked.rates, asked.of.layout
-    places, load = int(limit.sequences), replace(load, concurrency=None, lockstep=False)
-    work = request_work(asked.decoding, load, asked.engine, replace(limit, sequences=np.arange(1.0, places + 1)))
+    limit, rates, layout = places(asked, load), asked.rates, asked.of.layout
+    num_places, load = int(limit.sequences), replace(load, concurrency=None, lockstep=False)
+    work = request_work(asked.decoding, load, asked.engine, replace(limit, sequences=np.arange(1.0, num_places + 1)))
     found = steady(work, rates)
 
     step_s = [0.0, *np.ravel(found.step.total).tolist()]
@@ -240,7 +239,7 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
 
     again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
-        places=places, step_s=step_s, prompt_steps=0.0, prompts_s=prompts_s,
+        places=num_places, step_s=step_s, prompt_steps=0.0, prompts_s=prompts_s,
         groups=layout.attention_data, stages=layout.pipeline,
         recomputed=again, waited_steps=0.0 if asked.prefill_replicas else float(work.waited_steps),
     )  # fmt: skip

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from meshwright.arrays import scalar
+from meshwright.inference.arrivals import Simulated
 from meshwright.inference.capacity import CapacityQuestion, DeviceMemory, device_memory
 from meshwright.inference.points import PointConditions, Quantity
 from meshwright.inference.predict import predict_points
@@ -23,7 +24,7 @@ class LoadEstimate:
     limit: BatchLimit
     in_flight: float  # requests on all replicas together; those that wait for memory are not counted
     most_in_flight: float  # requests that fit at once, on all replicas together
-    request_s: float  # from a place in memory to the last token
+    request_s: float  # from a place in memory to the last token; of a simulated rate from the arrival
     ttft: Estimate  # s
     itl: Estimate  # s: (end-to-end - TTFT) / (output tokens - 1), mean over a request (TPOT)
     output_tokens_per_s: Estimate
@@ -77,12 +78,31 @@ def estimate_load(asked: Server, load: RequestLoad) -> LoadEstimate:
     return _estimate(asked, load, limit, found, _spreads(asked, asked.decoding, load, limit))
 
 
-def estimate_rate(asked: Server, load: RequestLoad, requests_per_s: float) -> LoadEstimate:
-    """Latencies at an arrival rate of `requests_per_s` (open loop).
+def estimate_rate(
+    asked: Server, load: RequestLoad, requests_per_s: float, simulated: Simulated | None = None
+) -> LoadEstimate:
+    """Latencies at an arrival rate of `requests_per_s`: the means of its simulation.
 
+    Without one, those of the closed loop that finishes the rate, in which a request finds one fewer than are in flight.
     Raises InfeasibleError where the server cannot keep up.
     """
-    return estimate_load(asked, rate_load(asked, load, requests_per_s))
+    found = estimate_load(asked, rate_load(asked, load, requests_per_s))
+    if simulated is None:
+        return found
+    ttft_s, itl_s, request_s = simulated.means
+    in_flight, tokens = requests_per_s * request_s, requests_per_s * load.output_tokens
+    return replace(
+        found, load=replace(load, concurrency=in_flight), in_flight=in_flight, request_s=request_s,
+        ttft=_moved(found.ttft, ttft_s), itl=_moved(found.itl, itl_s),
+        output_tokens_per_s=_moved(found.output_tokens_per_s, tokens),
+        total_tokens_per_s=_moved(found.total_tokens_per_s, tokens + requests_per_s * load.input_tokens),
+    )  # fmt: skip
+
+
+def _moved(found: Estimate, value: float) -> Estimate:
+    """The estimate with another value and the same interval about it, as a factor."""
+    factor = value / found.value if found.value else 1.0
+    return replace(found, value=value, low=found.low * factor, high=found.high * factor)
 
 
 _QUANTITIES = (Quantity.TTFT, Quantity.ITL, Quantity.OUTPUT_RATE)
@@ -112,21 +132,15 @@ def _estimate(
     )  # fmt: skip
     rate = spread[Quantity.OUTPUT_RATE]
     return LoadEstimate(
-        load=load,
-        limit=limit,
-        in_flight=float(found.in_flight),
-        most_in_flight=full(asked, load)[1],
+        load=load, limit=limit, in_flight=float(found.in_flight), most_in_flight=full(asked, load)[1],
         request_s=scalar(found.request_s),
         ttft=_interval(found.ttft_s, spread[Quantity.TTFT], "s"),
         itl=_interval(found.itl_s, spread.get(Quantity.ITL, 1.0), "s"),
         output_tokens_per_s=_interval(found.output_tokens_per_s, rate, "tokens/s"),
         total_tokens_per_s=_interval(found.total_tokens_per_s, rate, "tokens/s"),
-        num_devices=layout.num_devices,
-        step_components_s=step,
-        prompt_components_s=prompt,
-        prefill_share=split or prefill_s / (prefill_s + decode_s),
-        memory=device_memory(question, layout),
-    )
+        num_devices=layout.num_devices, step_components_s=step, prompt_components_s=prompt,
+        prefill_share=split or prefill_s / (prefill_s + decode_s), memory=device_memory(question, layout),
+    )  # fmt: skip
 
 
 def _components(seconds: Any) -> dict[str, float]:

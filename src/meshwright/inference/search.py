@@ -4,14 +4,17 @@ For every legal layout of the cluster the largest load that keeps both bounds is
 tokens/s. Latencies, rate and requests in flight rise with the requests on a replica, but for one place (`_pieces`), so
 the end of the loads that keep the bounds is bracketed. Without a rate to serve, all devices are used, so price and
 energy per token rank as throughput does. With a rate, the fewest replicas that finish it within the bounds are taken of
-each layout, and the layout with fewest devices, which is the cheapest, wins.
+each layout, and the layout with fewest devices, which is the cheapest, wins. Its latencies are those of simulated
+arrivals: where these break a bound, it gets more replicas, or another layout wins.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -28,7 +31,7 @@ from meshwright.inference.arrivals import (
 )
 from meshwright.inference.capacity import Reserve
 from meshwright.inference.constants import ServingCalibration, shipped_constants
-from meshwright.inference.estimate import LoadEstimate, estimate_load
+from meshwright.inference.estimate import LoadEstimate, estimate_load, estimate_rate
 from meshwright.inference.formats import StorageFormat
 from meshwright.inference.layout import ServingLayout, legal_layouts
 from meshwright.inference.server import Server, crossing, full, rate_load, state, states
@@ -61,6 +64,13 @@ class ServingQuestion:
     def served(self, layout: ServingLayout) -> Served:
         """The model on one layout."""
         return Served(model=self.model, cluster=self.cluster, weights=self.weights, cache=self.cache, layout=layout)
+
+    def server(self, layout: ServingLayout, prefill: int) -> Server:
+        """The server on one layout, `prefill` of whose replicas only prefill."""
+        return Server(
+            of=self.served(layout), engine=self.engine, reserve=self.reserve, calibration=self.calibration,
+            prefill_replicas=prefill,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +123,7 @@ class LayoutVerdict:
     prefill_replicas: int
     best: LayoutPoint | None
     stopped_by: str
+    is_simulated: bool = False  # latencies are of arrivals at the asked rate, not of a closed loop that finishes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +140,7 @@ def search_layouts(question: ServingQuestion) -> ServingSearch:
     """Cost every layout under every load."""
     verdicts, points = [], []
     for layout, prefill in _candidates(question):
-        asked = _server(question, layout, prefill)
+        asked = question.server(layout, prefill)
         try:
             limit, places = full(asked, question.load)
         except InfeasibleError as error:
@@ -137,19 +148,24 @@ def search_layouts(question: ServingQuestion) -> ServingSearch:
             verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=why))
             continue
         points += (grid := _grid(asked, question.load, limit, places))
-        fewest = min((v.best.layout.num_devices for v in verdicts if v.best is not None), default=inf)
-        verdicts.append(_unless_more_finishes_less(question, _verdict(question, asked, limit, places, fewest), grid))
-    verdicts.sort(key=lambda v: -inf if v.best is None else _rank(question, v.best), reverse=True)
+        verdicts.append(_unless_more_finishes_less(question, _verdict(question, asked, limit, places), grid))
+    verdicts.sort(key=partial(_order, question))
+    while question.requests_per_s is not None and (best := verdicts[0].best) and not verdicts[0].is_simulated:
+        verdicts[0] = _simulated(question, verdicts[0], best)
+        if verdicts[0].best is None or verdicts[0].best.layout != best.layout:
+            verdicts.sort(key=partial(_order, question))
     points += [v.best for v in verdicts if v.best is not None]
     best = verdicts[0].best if verdicts else None
     return ServingSearch(best=best, verdicts=verdicts, front=pareto(points), num_points=len(points))
 
 
-def _rank(question: ServingQuestion, point: LayoutPoint) -> float:
-    """Larger is better: throughput, or with a rate to serve the fewest devices and then the shorter ITL."""
+def _order(question: ServingQuestion, verdict: LayoutVerdict) -> tuple[float, float]:
+    """Ascending: most throughput, or with a rate to serve the fewest devices and then the shorter ITL."""
+    if (point := verdict.best) is None:
+        return inf, inf
     if question.requests_per_s is None:
-        return point.output_tokens_per_s
-    return -point.layout.num_devices - point.itl_s / (1 + point.itl_s)
+        return -point.output_tokens_per_s, 0.0
+    return point.layout.num_devices, point.itl_s
 
 
 def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]]:
@@ -161,13 +177,6 @@ def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]
         if question.disaggregated and layout.replicas > 1:
             shares = {max(1, min(round(layout.replicas * s / 8), layout.replicas - 1)) for s in range(1, 8)}
             yield from ((layout, prefill) for prefill in sorted(shares))
-
-
-def _server(question: ServingQuestion, layout: ServingLayout, prefill: int) -> Server:
-    return Server(
-        of=question.served(layout), engine=question.engine, reserve=question.reserve, calibration=question.calibration,
-        prefill_replicas=prefill,
-    )  # fmt: skip
 
 
 def _grid(asked: Server, load: RequestLoad, limit: BatchLimit, places: float) -> list[LayoutPoint]:
@@ -194,9 +203,7 @@ def _at(asked: Server, load: RequestLoad) -> LayoutPoint:
     return _point(asked, load, *state(asked, load))
 
 
-def _verdict(
-    question: ServingQuestion, asked: Server, limit: BatchLimit, places: float, most_devices: float
-) -> LayoutVerdict:
+def _verdict(question: ServingQuestion, asked: Server, limit: BatchLimit, places: float) -> LayoutVerdict:
     best, stopped_by = None, ""
     for low, high in _pieces(asked, limit):
         batch = _last_kept(question, asked, places, low, high)
@@ -204,7 +211,7 @@ def _verdict(
             if question.requests_per_s is None:
                 best, why = _most_in_flight(question, asked, batch, limit, places)
             else:
-                best, why = _fewest_replicas(question, asked, batch, most_devices)
+                best, why = _fewest_replicas(question, asked, batch)
             stopped_by = why if best is not None else stopped_by or why
         if best is not None:
             break
@@ -276,44 +283,61 @@ def _most_in_flight(
     return None, stopped_by
 
 
-def _fewest_replicas(
-    question: ServingQuestion, asked: Server, batch: float, most_devices: float
-) -> tuple[LayoutPoint | None, str]:
+def _fewest_replicas(question: ServingQuestion, asked: Server, batch: float) -> tuple[LayoutPoint | None, str]:
     """The point of the fewest replicas that finish what arrives within the bounds. Replicas that prefill stay.
 
     Replicas that would also drain a queue come first.
-    Bounds of a percentile are simulated, on no more than `most_devices`: another layout does with these.
     """
-    layout, rate, percentile = asked.of.layout, question.requests_per_s, question.bounds.percentile
+    layout, rate = asked.of.layout, question.requests_per_s
     assert rate is not None
     most = float(np.squeeze(states(asked, question.load, batch).output_tokens_per_s)) / question.load.output_tokens
     fewest = (
         layout.replicas if asked.prefill_replicas else max(math.ceil(rate / most * layout.replicas * (1 - 1e-9)), 1)
     )
-    arrivals, why, undrained = arrivals_named(question.arrivals, rate), "", None
+    undrained = None
     for replicas in range(fewest, layout.replicas + 1):
-        if percentile is not None and replicas * layout.replica_devices > most_devices:
-            return None, why or "other layouts do with fewer devices"
-        fewer = _server(question, replace(layout, replicas=replicas), asked.prefill_replicas)
+        fewer = question.server(replace(layout, replicas=replicas), asked.prefill_replicas)
         try:
             point = _at(fewer, rate_load(fewer, question.load, rate))
         except InfeasibleError:
             continue
         if not point.keeps(question.bounds):
             continue
-        if rate >= capacity_per_s(fewer, question.load):
-            undrained = undrained or point
-            continue
-        found = None if percentile is None else simulate(fewer, question.load, arrivals, seed=question.seed)
-        if percentile is None or (found is not None and found.keeps(question.bounds)):
-            return point, "rate is met"
-        why = f"p{percentile:g} of {question.arrivals} arrivals breaks a bound"
-    if undrained is not None and percentile is None:
-        return undrained, "rate is met while no queue forms"
-    bounded = min(question.bounds.ttft_s, question.bounds.itl_s) < inf
-    return None, why or f"{most:,.3g} requests/s at most" + (" within the bounds" if bounded else "")
+        if rate < capacity_per_s(fewer, question.load):
+            return point, "rate is met by a closed loop"
+        undrained = undrained or point
+    if undrained is not None and question.bounds.percentile is None:
+        return undrained, UNDRAINED
+    return None, f"{most:,.3g} requests/s at most" + ("" if question.bounds.is_empty else " within the bounds")
 
 
+def _simulated(question: ServingQuestion, verdict: LayoutVerdict, best: LayoutPoint) -> LayoutVerdict:
+    """The verdict with the latencies of the arrivals, and as many more replicas as keep their bounds."""
+    if verdict.stopped_by == UNDRAINED:
+        return replace(verdict, is_simulated=True)
+    load, rate = question.load, question.requests_per_s or 0.0
+    best = replace(best, requests_per_s=rate, output_tokens_per_s=rate * load.output_tokens)
+    arrivals = arrivals_named(question.arrivals, rate)
+
+    def kept(replicas: int) -> LayoutPoint | None:
+        layout = replace(best.layout, replicas=replicas)
+        asked = question.server(layout, best.prefill_replicas)
+        found = simulate(asked, load, arrivals, seed=question.seed, requests=FEW_REQUESTS)
+        if found is None or not found.keeps(question.bounds):
+            return None
+        ttft_s, itl_s, request_s = found.means
+        return replace(best, layout=layout, concurrency=rate * request_s, ttft_s=ttft_s, itl_s=itl_s)
+
+    rest = range(best.layout.replicas, verdict.layout.replicas + 1)
+    if (point := kept(rest[0])) is None and len(rest) > 1 and kept(rest[-1]):
+        point = kept(rest[bisect_left(rest, True, 1, len(rest) - 1, key=lambda replicas: kept(replicas) is not None)])
+    whose = "the mean" if (percentile := question.bounds.percentile) is None else f"p{percentile:g}"
+    why = "rate is met" if point is not None else f"{whose} of {question.arrivals} arrivals breaks a bound"
+    return replace(verdict, best=point, stopped_by=why, is_simulated=True)
+
+
+FEW_REQUESTS = 1_000  # with which replicas are counted, before as many as an answer has keep the bounds
+UNDRAINED = "rate is met while no queue forms"
 BOUND_BY = {
     "kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill",
     "prompts": "every step is full of prompts",
@@ -338,17 +362,25 @@ def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
     return front[::-1]
 
 
-def estimate_point(question: ServingQuestion, point: LayoutPoint) -> LoadEstimate:
-    """The point's estimate with intervals."""
-    asked = _server(question, point.layout, point.prefill_replicas)
-    return estimate_load(asked, replace(question.load, concurrency=point.concurrency))
+def answer_of(
+    question: ServingQuestion, found: ServingSearch
+) -> tuple[ServingSearch, LoadEstimate, ArrivalEstimate | None]:
+    """The search with its best point under all arrivals, that point's estimate, and its latencies; None without a rate.
 
-
-def arrivals_of(question: ServingQuestion, point: LayoutPoint) -> ArrivalEstimate | None:
-    """Latencies of the point under the arrivals that are asked; None without a rate."""
-    if question.requests_per_s is None:
-        return None
-    asked = _server(question, point.layout, point.prefill_replicas)
-    return estimate_arrivals(
-        asked, question.load, question.arrivals, question.requests_per_s, bounds=question.bounds, seed=question.seed
-    )
+    Where more arrivals break a bound than the search looked at, it gets a replica more.
+    """
+    first, load, rate = found.verdicts[0], question.load, question.requests_per_s
+    point = first.best
+    assert point is not None
+    if rate is None:
+        asked = question.server(point.layout, point.prefill_replicas)
+        return found, estimate_load(asked, replace(load, concurrency=point.concurrency)), None
+    for replicas in range(point.layout.replicas, first.layout.replicas + 1):
+        asked = question.server(replace(point.layout, replicas=replicas), point.prefill_replicas)
+        under = estimate_arrivals(asked, load, question.arrivals, rate, bounds=question.bounds, seed=question.seed)
+        if under.simulated is None or under.simulated.keeps(question.bounds):
+            break
+    estimate = estimate_rate(asked, load, rate, under.simulated)
+    times = {"ttft_s": estimate.ttft.value, "itl_s": estimate.itl.value}
+    point = replace(point, layout=asked.of.layout, concurrency=estimate.in_flight, **times)
+    return replace(found, best=point, verdicts=[replace(first, best=point), *found.verdicts[1:]]), estimate, under

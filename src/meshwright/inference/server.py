@@ -130,14 +130,10 @@ def _disaggregated(asked: Server, load: RequestLoad, batches: Array, mixed: Stea
     in_flight = np.where((unhindered > 1) | (busy == 1), queued, unhindered)
     rate = requests * load.output_tokens
     return replace(
-        mixed,
-        in_flight=in_flight,
-        request_s=in_flight / requests,
-        itl_s=decode_s / gaps,
-        ttft_s=in_flight / requests - decode_s,
-        output_tokens_per_s=rate,
+        mixed, in_flight=in_flight, request_s=in_flight / requests, itl_s=decode_s / gaps,
+        ttft_s=in_flight / requests - decode_s, output_tokens_per_s=rate,
         total_tokens_per_s=rate * (load.input_tokens + load.output_tokens) / load.output_tokens,
-    )
+    )  # fmt: skip
 
 
 def transfer_s(of: Served, input_tokens: int) -> float:

@@ -227,6 +227,7 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
     ended = np.maximum((part - 1) / max(steps, 1.0), LEAST)  # others by a step, in the mean: as many begin
     overlapped = float(engine.steps_ahead > 0)
     shared = ended / -np.expm1(-ended)  # prompts of a step that has any, where they begin by chance
+    cohort = np.clip(engine.batch_tokens / load.computed_tokens, 1.0, np.maximum(batch, 1.0)) if load.lockstep else 0.0
     drafting = drafting_work(of, sequences=part, context=load.context, drafted=load.drafted_per_step)
     return RequestWork(
         decode=replace(decode if drafting is None else decode.plus(drafting), is_overlapped=overlapped),
@@ -235,25 +236,13 @@ def request_work(of: Served, load: RequestLoad, engine: EngineTraits, limit: Bat
         token_steps=load.computed_tokens / engine.batch_tokens,
         eager_kernels=float(engine.eager_prompts) * kernels(of.model)[0],
         cut_kernels=float(engine.eager_prompts) * kernels(of.model)[1],
-        graph_share=engine.graph_tokens / engine.batch_tokens,
-        mixes=float(engine.mixes_prompts),
-        sequences=batch,
-        waiting=asked / batch,
-        input_tokens=load.input_tokens,
-        output_tokens=load.output_tokens,
-        steps=steps,
-        replicas=of.layout.replicas,
-        groups=of.layout.attention_data,
-        begun=ended,
-        balanced_steps=float(engine.balanced_steps),
-        stages=of.layout.pipeline,
-        recomputed=recomputed(load, limit, engine, of.layout.replicas),
-        rounds=load.rounds,
-        waited_steps=waited_steps(load, engine),
-        cohort=np.clip(engine.batch_tokens / load.computed_tokens, 1.0, np.maximum(batch, 1.0))
-        if load.lockstep
-        else 0.0,
-    )
+        graph_share=engine.graph_tokens / engine.batch_tokens, mixes=float(engine.mixes_prompts),
+        sequences=batch, waiting=asked / batch, input_tokens=load.input_tokens, output_tokens=load.output_tokens,
+        steps=steps, replicas=of.layout.replicas, groups=of.layout.attention_data, begun=ended,
+        balanced_steps=float(engine.balanced_steps), stages=of.layout.pipeline,
+        recomputed=recomputed(load, limit, engine, of.layout.replicas), rounds=load.rounds,
+        waited_steps=waited_steps(load, engine), cohort=cohort,
+    )  # fmt: skip
 
 
 def recomputed(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, replicas: int) -> float:
@@ -346,16 +335,11 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     first_s = np.maximum(first_s + (shared - 1) / 2 * work.input_tokens * rates.token_s, 0.0)
     begun_s = np.where(in_step | (work.rounds == 0), 0.0, first_s / np.maximum(work.rounds, 1.0))
     return Steady(
-        step=step,
-        prompt=prompt,
-        in_flight=work.replicas * batch,
-        request_s=request_s,
-        itl_s=itl_s,
+        step=step, prompt=prompt, in_flight=work.replicas * batch, request_s=request_s, itl_s=itl_s,
         ttft_s=np.where(several, first_token_s + begun_s, request_s) + (work.waiting - 1) * request_s,
-        batch_s=request_s,
-        output_tokens_per_s=rate,
+        batch_s=request_s, output_tokens_per_s=rate,
         total_tokens_per_s=rate * (work.input_tokens + work.output_tokens) / work.output_tokens,
-    )
+    )  # fmt: skip
 
 
 def groups_at_work(work: RequestWork, rates: ServingRates, step: StepSeconds) -> tuple[Array, Array, Array]:

@@ -106,10 +106,14 @@ def test_tables_of_an_estimate_and_a_plan(meshwright):
 def test_a_rate_has_percentiles_of_its_arrivals(meshwright):
     asked = (*ESTIMATE, *LENGTHS, "--rate", 100)
     plain = meshwright(*asked, "--json").json
-    bounded = meshwright(*asked, "--ttft", 120, "--itl", 15, "--percentile", 99, "--arrivals", "gamma:3", "--json").json
-    found = bounded.pop("arrivals")
-    simulated = plain.pop("arrivals")
-    assert plain == bounded  # the estimate is that of the rate
+    bounds = ("--ttft", 120, "--itl", 15, "--percentile", 99)
+    assert meshwright(*asked, *bounds, "--json").json["loads"] == plain["loads"]
+    bursts = meshwright(*asked, *bounds, "--arrivals", "gamma:3", "--json").json
+    found, simulated = bursts["arrivals"], plain["arrivals"]
+    for asked_for in (plain, bursts):
+        (load,), under = asked_for["loads"], asked_for["arrivals"]
+        assert (load["ttft_s"]["value"], load["itl_s"]["value"]) == (under["ttft_s"]["mean"], under["itl_s"]["mean"])
+        assert load["in_flight"] == pytest.approx(100 * under["e2e_s"]["mean"])
     assert (simulated["arrivals"], found["arrivals"]) == ("poisson", "gamma:3")
     assert simulated["bounds"] is None
     assert simulated["headroom"] == pytest.approx(simulated["capacity_requests_per_s"] / 100)

@@ -171,6 +171,28 @@ def test_attention_groups_compute_prompts_longer_than_a_step_at_once():
     assert one.ttft.value < eight_s.min() == eight_s.max() < 1.25 * one.ttft.value
 
 
+@pytest.mark.parametrize("tokens", [(8000, 100), (32_000, 10), (1000, 200)])
+def test_a_request_that_comes_by_chance_finds_one_more_than_in_a_closed_loop_of_as_many(tokens):
+    """N others, the mean of all times (Wolff 1982), where one of N in a closed loop finds N - 1 (Lavenberg 1980)."""
+    asked = made("llama3.1-8b", "h100-1x1", "bf16", tensor=1)
+    load = RequestLoad(input_tokens=tokens[0], output_tokens=tokens[1])
+    found = at(asked, load, 0.2)
+    closed, same = (estimate_load(asked, replace(load, concurrency=found.in_flight + more)) for more in (1, 0))
+    assert found.e2e_s.mean() == pytest.approx(closed.request_s, rel=0.06)
+    assert found.e2e_s.mean() > same.request_s
+
+
+@pytest.mark.parametrize("share", [0.3, 0.6])
+def test_a_replica_that_only_prefills_is_an_m_d_1_queue(share):
+    """The mean wait is load / (2 (1 - load)) prompts (Erlang 1909)."""
+    asked = made("llama3.1-8b", "h100-2x1", "bf16", prefill=1, tensor=1, replicas=2)
+    load = RequestLoad(input_tokens=32_000, output_tokens=50)
+    found, one = at(asked, load, share, requests=40_000), estimate_load(asked, replace(load, concurrency=1))
+    prompt_s = sum(one.prompt_components_s.values())
+    assert capacity_per_s(asked, load) == pytest.approx(1 / prompt_s)
+    assert found.ttft_s.mean() - one.ttft.value == pytest.approx(prompt_s * share / (2 * (1 - share)), rel=0.06)
+
+
 def test_an_answer_of_one_token_has_no_time_per_token():
     found = at(made(), RequestLoad(input_tokens=500, output_tokens=1), 0.5, requests=1)
     assert found.itl_s.tolist() == [0.0]

@@ -11,6 +11,7 @@ from meshwright.arrays import scalar
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import claim
 from meshwright.errors import InfeasibleError, InputError
+from meshwright.inference.arrivals import arrivals_named, simulate
 from meshwright.inference.capacity import shipped_reserve
 from meshwright.inference.claims import predict_serving_claim, published_replica_ratios
 from meshwright.inference.constants import PRIORS
@@ -20,7 +21,7 @@ from meshwright.inference.layout import ServingLayout
 from meshwright.inference.points import engines
 from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, token_price
 from meshwright.inference.rates import smooth_maximum
-from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
+from meshwright.inference.search import LatencyLimits, ServingQuestion, answer_of, pareto, search_layouts
 from meshwright.inference.server import server, transfer_s
 from meshwright.inference.serving import BatchLimit, RequestLoad, prefill_steps_s, prompt_work, request_work
 from meshwright.inference.work import Served, experts_chosen, group_on, kernels, step_work
@@ -411,14 +412,18 @@ def test_a_rate_is_served_between_powers_of_two_in_flight():
 
 
 def test_plan_and_estimates_of_a_rate_and_of_a_concurrency_agree():
-    plan = search_layouts(question(cluster="h100-8x3", requests_per_s=100.0, bounds=LatencyLimits())).best
+    asked = question(cluster="h100-8x3", requests_per_s=100.0, bounds=LatencyLimits())
+    plan = answer_of(asked, search_layouts(asked))[0].best
     of = replace(served(cluster="h100-8x3"), layout=plan.layout)
     by_rate = estimate_rate(server(of, engines()["vllm"]), LOAD, 100.0)
     by_load = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=by_rate.in_flight))
-    for found in (by_load, plan):
+    simulated = simulate(server(of, engines()["vllm"]), LOAD, arrivals_named("poisson", 100.0))
+    arriving = estimate_rate(server(of, engines()["vllm"]), LOAD, 100.0, simulated)
+    for found in (by_load, plan, arriving):
         assert found.requests_per_s == pytest.approx(100.0) == by_rate.requests_per_s
-    assert plan.concurrency == pytest.approx(by_rate.in_flight)
-    assert plan.itl_s == pytest.approx(by_rate.itl.value)
+    assert by_load.itl.value == pytest.approx(by_rate.itl.value)
+    assert (plan.concurrency, plan.itl_s, plan.ttft_s) == (arriving.in_flight, arriving.itl.value, arriving.ttft.value)
+    assert arriving.in_flight == pytest.approx(100.0 * arriving.request_s) == pytest.approx(by_rate.in_flight, rel=0.05)
     of = served(cluster="h100-8x3", tensor=2, replicas=12)
     most = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=4522))
     assert estimate_rate(server(of, engines()["vllm"]), LOAD, most.requests_per_s).in_flight == pytest.approx(4522)
