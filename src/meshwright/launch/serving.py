@@ -15,6 +15,7 @@ from typing import Any
 
 from meshwright.errors import InputError
 from meshwright.files import toml_table
+from meshwright.inference.arrivals import arrivals_named, places
 from meshwright.inference.search import LayoutPoint, ServingQuestion
 from meshwright.launch.kubernetes import RESOURCES, resource_name, yaml_text
 
@@ -57,6 +58,10 @@ def deployment(
     if weights != stored and read_into is None:
         repository = None
         notes.append(f"MODEL has to be a checkpoint in {weights}: no option of {row['title']} makes it of {stored}")
+    if values["cache"] == "auto" and weights not in WIDE:
+        notes.append(
+            f"the cache has 16 bits unless the checkpoint names a format of its own: {row['title']} takes that"
+        )
     processes = list(_processes(question, point, values["nodes"]))
     default = f":-{shlex.quote(repository)}" if repository else f":?a checkpoint in {weights}"
     texts = {
@@ -88,6 +93,10 @@ def _values(question: ServingQuestion, point: LayoutPoint) -> dict[str, Any]:
     layout, context = point.layout, question.load.input_tokens + question.load.output_tokens
     groups = layout.attention_data
     sequences = math.ceil(point.concurrency / (layout.replicas - point.prefill_replicas) / groups)
+    if question.requests_per_s is not None:  # as many in flight are a mean, and those that come by chance have a place
+        sequences = max(
+            int(places(question.server(layout, point.prefill_replicas), question.load).sequences / groups), 1
+        )
     return {
         "tensor": layout.tensor, "group": layout.group_size, "pipeline": layout.pipeline, "attention_data": groups,
         "expert": layout.expert, "has_groups": str(groups > 1).lower(), "sequences": sequences,
@@ -232,8 +241,17 @@ def _page(
     lines += [
         f"Predicted of {'all together' if is_split else 'each server'}: {point.output_tokens_per_s / parts:,.0f} "
         f"output tokens/s, ITL {point.itl_s * 1e3:.1f} ms, TTFT {point.ttft_s * 1e3:,.0f} ms. To measure it:",
-        f"```bash\nmeshwright bench serve http://NODE:{port} --concurrency {max(1, round(point.concurrency / parts))} "
+        f"```bash\nmeshwright bench serve http://NODE:{port} {_measured_load(question, point, parts)} "
         f"--input-tokens {load.input_tokens} --output-tokens {load.output_tokens}\n```",
         *(f"Note: {note}." for note in notes),
     ]  # fmt: skip
     return "\n\n".join(lines) + "\n"
+
+
+def _measured_load(question: ServingQuestion, point: LayoutPoint, parts: int) -> str:
+    """Options of the load of one of `parts` servers: requests are dealt to them in turn."""
+    if (rate := question.requests_per_s) is None:
+        return f"--concurrency {max(1, round(point.concurrency / parts))}"
+    shape = (arrivals_named(question.arrivals, rate).shape or 1.0) * parts
+    named = "constant" if question.arrivals == "constant" else f"gamma --shape {shape:g}"
+    return f"--rate {rate / parts:.6g} --arrivals {named}"

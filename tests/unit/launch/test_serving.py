@@ -60,6 +60,50 @@ def option(arguments: str, name: str) -> str | None:
     return found and found[1]
 
 
+@pytest.mark.parametrize(
+    ("engine", "cache", "stated"),
+    [
+        ("vllm", "bf16", "--kv-cache-dtype bfloat16"),
+        ("vllm", "fp8", "--kv-cache-dtype fp8"),
+        ("sglang", "bf16", "--kv-cache-dtype bfloat16"),
+        ("sglang", "fp8", "--kv-cache-dtype fp8_e4m3"),
+        ("sglang", "fp16", "--dtype float16"),
+        ("llamacpp", "fp16", "--cache-type-k f16 --cache-type-v f16"),
+    ],
+)
+def test_the_cache_of_the_plan_is_stated_where_it_is_a_default_too(engine, cache, stated, tmp_path):
+    """vLLM and SGLang keep the cache of DeepSeek-V3.2 in 8 bits where no option says otherwise."""
+    model, cluster = ("llama3.1-8b", "h100-1x1") if engine == "llamacpp" else ("deepseek-v3.2", "b200-8x1")
+    plan = planned(engine, model, cluster, "bf16" if engine == "llamacpp" else "fp8", kv_precision=cache)
+    plan.write(tmp_path)
+    assert plan.to_dict()["kv_precision"] == cache
+    assert re.search(f"{stated}( |$)", (tmp_path / "start.sh").read_text(), re.MULTILINE)
+
+
+def test_a_cache_that_no_option_states_is_noted(tmp_path):
+    """TensorRT-LLM 1.0 takes fp8, nvfp4 or the checkpoint's."""
+    plan = planned("trtllm", "llama3.1-8b", "b200-1x1", "fp8", kv_precision="bf16")
+    assert "the checkpoint names a format" in " ".join(plan.write(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "measured"),
+    [("poisson", "gamma --shape {}"), ("gamma:2", "gamma --shape {}"), ("constant", "constant")],
+)
+def test_servers_of_a_rate_have_the_places_of_its_simulation_and_are_measured_under_it(arrivals, measured, tmp_path):
+    """A cap of the mean number in flight would let half of the requests wait that the simulation serves."""
+    plan = planned("vllm", "llama3.1-8b", "h100-8x1", "bf16", requests_per_s=60.0, itl_s=0.02, arrivals=arrivals)
+    plan.write(tmp_path)
+    replicas, sequences = plan.best.layout.replicas, int(option((tmp_path / "start.sh").read_text(), "--max-num-seqs"))
+    assert replicas > 1
+    assert sequences == int(plan.estimate.most_in_flight / replicas) > 2 * plan.best.concurrency / replicas
+    shape = replicas * (0.25 if arrivals == "gamma:2" else 1)
+    assert (
+        f"--rate {60 / replicas:.6g} --arrivals {measured.format(f'{shape:g}')} "
+        in (tmp_path / "README.md").read_text()
+    )
+
+
 @pytest.mark.parametrize(("engine", "model", "cluster", "precision"), PLANS)
 def test_every_device_of_the_plan_is_in_one_server(engine, model, cluster, precision, tmp_path):
     plan = planned(engine, model, cluster, precision)
