@@ -205,9 +205,9 @@ def serving_plan(
             hint="loosen the bounds (--ttft, --itl, --rate), or ask for fewer tokens, a smaller --precision, or a "
             "--cluster with more or faster devices",
         )
-    found, estimate, under = layouts.answer_of(question, found)
+    answered, estimate, under = layouts.answer_of(question, found)
     return ServingPlan(
-        question=question, search=found, estimate=estimate, arrivals=under, asked_model=model,
+        question=question, search=answered, estimate=estimate, arrivals=under, asked_model=model,
         price=questions.hour_price(terms or questions.PriceTerms(), place.accelerator),
         notes=questions.notes_of(
             question.served(found.best.layout), question.engine, [question.load], name=model, precision=precision

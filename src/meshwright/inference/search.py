@@ -375,11 +375,13 @@ def answer_of(
     if rate is None:
         asked = question.server(point.layout, point.prefill_replicas)
         return found, estimate_load(asked, replace(load, concurrency=point.concurrency)), None
-    for replicas in range(point.layout.replicas, first.layout.replicas + 1):
+    replicas = point.layout.replicas
+    while True:
         asked = question.server(replace(point.layout, replicas=replicas), point.prefill_replicas)
         under = estimate_arrivals(asked, load, question.arrivals, rate, bounds=question.bounds, seed=question.seed)
-        if under.simulated is None or under.simulated.keeps(question.bounds):
+        if replicas == first.layout.replicas or not under.simulated or under.simulated.keeps(question.bounds):
             break
+        replicas += 1
     estimate = estimate_rate(asked, load, rate, under.simulated)
     times = {"ttft_s": estimate.ttft.value, "itl_s": estimate.itl.value}
     point = replace(point, layout=asked.of.layout, concurrency=estimate.in_flight, **times)

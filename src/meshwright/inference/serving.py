@@ -389,10 +389,10 @@ def prefill_steps_s(
 
     together: `count` over the prompts of the fullest group, where these are not whole ones.
     """
-    together = np.maximum(count, 1.0) if together is None else together
-    num_steps = np.ceil(count / np.clip(together, 1.0, work.groups) * work.token_steps - ROUNDING)
+    at_once = np.maximum(count, 1.0) if together is None else together
+    num_steps = np.ceil(count / np.clip(at_once, 1.0, work.groups) * work.token_steps - ROUNDING)
     return prefill_seconds(
-        prompts_of(work, count, together=together), rates, num_steps,
+        prompts_of(work, count, together=at_once), rates, num_steps,
         eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s), decode_step=decode_step, mixes=work.mixes,
     ).total  # fmt: skip
 
