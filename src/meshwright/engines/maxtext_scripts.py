@@ -17,9 +17,8 @@ from meshwright.engines.key_classes import key_classes
 from meshwright.engines.maxtext.config.keys import known_keys
 from meshwright.engines.megatron.shell_scripts.scripts import script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
-from meshwright.engines.recognition import is_maxtext_script
+from meshwright.engines.recognition import is_maxtext_script, named_script
 from meshwright.errors import InputError
-from meshwright.json_values import load_text
 
 MODULE = re.compile(
     r"-m\s+[\"']?maxtext(?:\.trainers\.pre_train)?\.[\"']?(?:train(?:_compile)?(?![\w.])|\$\{?\w+\}?)[\"']?",
@@ -40,14 +39,10 @@ def maxtext_call(source: str) -> FollowedCall:
     Raises InputError, with the line, for a script that cannot be followed, and for a setting whose value only the
     caller of the script knows.
     """
-    try:
-        first, *given = shlex.split(source)
-        text = load_text(Path(first))
-    except (OSError, ValueError):  # the reader of configurations reports it
+    script = named_script(source, is_maxtext_script)
+    if script is None:
         return FollowedCall(source=source)
-    path = Path(first)
-    if not is_maxtext_script(path, text):
-        return FollowedCall(source=source)
+    path, text, given = script
     if not MODULE.search(text) and not FILE.search(text):
         raise InputError(
             f"{path} runs no pre-training of MaxText",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -111,6 +111,17 @@ def is_maxtext_script(path: Path, text: str) -> bool:
 def is_trainer_script(path: Path, text: str) -> bool:
     """Return True if `text`, the content of `path`, is a shell script that gives a trainer its arguments."""
     return _is_script(path, text) and TRAINER_CALL.search(_joined(text)) is not None
+
+
+def named_script(source: str, is_script: Callable[[Path, str], bool]) -> tuple[Path, str, list[str]] | None:
+    """Return the script that `source` names, its text, and the words after its name; None unless `is_script`."""
+    try:
+        first, *given = shlex.split(source)
+        path = Path(first)
+        text = load_text(path)
+    except (OSError, ValueError):  # the reader of configurations reports it
+        return None
+    return (path, text, given) if is_script(path, text) else None
 
 
 def _joined(text: str) -> str:

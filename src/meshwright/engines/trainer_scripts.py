@@ -19,7 +19,7 @@ from typing import Any
 from meshwright.engines.base import ASSUMED, FollowedCall
 from meshwright.engines.megatron.shell_scripts.scripts import WantedCall, script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
-from meshwright.engines.recognition import TRAINER_CALL, is_trainer_script
+from meshwright.engines.recognition import TRAINER_CALL, is_trainer_script, named_script
 from meshwright.engines.trainers.files import ENDINGS, content_of
 from meshwright.engines.trainers.tables import ORDER, matching, table, table_of_program
 from meshwright.errors import InputError
@@ -53,14 +53,10 @@ def trainer_call(source: str) -> FollowedCall:
     Raises InputError, with the line, for a script that cannot be followed, for a program with another objective, and
     for arguments whose values only the caller of the script knows.
     """
-    try:
-        first, *given = shlex.split(source)
-        text = load_text(Path(first))
-    except (OSError, ValueError):  # the reader of configurations reports it
+    script = named_script(source, is_trainer_script)
+    if script is None:
         return FollowedCall(source=source)
-    path = Path(first)
-    if not is_trainer_script(path, text):
-        return FollowedCall(source=source)
+    path, text, given = script
     later = [one for one in given if any(table(kind).knows(one.partition("=")[0]) for kind in ORDER)]
     later += [one for one in given if re.match(r"[a-z]+\.[\w.]+=", one) and one not in later]  # of a run file
     call = script_call(text, path=path, given=[one for one in given if one not in later], wanted=WANTED)
@@ -93,7 +89,7 @@ def trainer_call(source: str) -> FollowedCall:
     _require_known(unknown, content, name=name, path=path, given={one.partition("=")[0] for one in later})
     shared = _launched(launcher, program, environment, path)
     return FollowedCall(
-        source=shlex.join([first, *later]), notes=tuple(notes), contents=((name, content), ("accelerate", shared))
+        source=shlex.join([str(path), *later]), notes=tuple(notes), contents=((name, content), ("accelerate", shared))
     )
 
 

@@ -7,8 +7,8 @@ gradient takes the length that the row has without it as a constant:
 
     y = m / |W + (alpha / r) B A| (W + (alpha / r) B A) x        m begins as the lengths of the rows of W
 
-PiSSA (Meng et al. 2024, section 3) and OLoRA (Büyükakyüz 2024, section 3) begin with a part of the matrix, of which the
-base loses as much; the change of the model is then that of the adapter less that of its beginning, A0 and B0:
+PiSSA (Meng et al. 2024, section 3) and OLoRA (Büyükakyüz 2024, section 3) begin with a part of the matrix, A0 and B0,
+and subtract this part from the base. The adapter then changes the model by s (B A - B0 A0):
 
     pissa   W = U S V^T:  B0 = U_r (S_r / s)^½   A0 = (S_r / s)^½ V_r^T     olora   W = Q R:  B0 = Q_r   A0 = R_r
     y = (W - s B0 A0) x + s B A x                                           s = alpha / r
