@@ -90,7 +90,7 @@ def shape_of(name: str) -> tuple[str, int, int]:
     ('mi355x', 8, 64)
     """
     match = _NAME.fullmatch(name.strip())
-    if match is None or len(name) > MAX_LENGTH:
+    if match is None or len(name) > MAX_LENGTH or name.strip().lower().rpartition("x")[0] in accelerator_names():
         got = name[:MAX_LENGTH]
         raise InputError("a cluster name has another form", got=got, allowed=NAMING_RULE, hint=_shape_hint(got))
     devices_per_node, num_nodes = int(match["devices_per_node"]), int(match["num_nodes"])

@@ -133,6 +133,7 @@ def test_look_ups_take_their_name_as_a_keyword_too():
         ("h100:4", "4 devices are h100-4x1"),
         ("h100x13", "13 devices are h100-1x13 with one in each node; nodes of 8 are h100-8x1, h100-8x2"),
         ("tpu-v5p*8", "8 devices are tpu-v5p-4x2"),
+        ("rtx-5090x4", "4 devices are rtx-5090-1x4"),
         ("a potato", "meshwright catalog"),
     ],
 )
