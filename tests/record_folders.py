@@ -155,7 +155,9 @@ def write_device(folder: Path) -> None:
 def write_sweep(folder: Path) -> None:
     """Records of `bench train`: two runs of one configuration."""
     folder.mkdir(parents=True)
-    sidecar = {"schema": trainings.SCHEMA, **ORIGIN, "steps": 20, "warmup": 3, "configurations": {"a": {}}}
+    software = {"native": ORIGIN["software"]}  # of each engine
+    steps = {"steps": 20, "warmup": 3, "configurations": {"a": {}}}
+    sidecar = {"schema": trainings.SCHEMA, **ORIGIN, "software": software, **steps}
     (folder / trainings.SIDECAR_NAME).write_text(json.dumps(sidecar))
     row = {
         "configuration": "a", "engine": "native", "status": "ok", "started": ORIGIN["started"], "wall_s": "60",

@@ -208,7 +208,7 @@ def sweep_side(found: trainings.Trainings, *, name: str) -> Side:
                 "model": first.model, "tokens of a sequence": f"{first.sequence_length:,}",
                 "sequences of a step": f"{first.global_batch:,}", "precision": first.precision,
                 "parallelism": first.plan, "engine": first.engine,
-                "software": sides.software_text(side["software"], first.engine),
+                "software": sides.software_text(side["software"].get(first.engine), first.engine),
                 "software date": str(side["started"])[:7], "FLOP rule": first.mfu_convention.partition(";")[0],
             },
         )  # fmt: skip

@@ -140,9 +140,14 @@ def sidecar_facts(side: Mapping[str, Any], path: Path) -> dict[str, str]:
     """Facts of the endnote of a record with a sidecar."""
     return {
         "hardware": str((side.get("device") or {}).get("name") or "not in the record"),
-        "software": ", ".join(f"{n} {v}" for n, v in (side.get("software") or {}).items()),
-        "date": str(side["started"])[:10], "command": " ".join(side.get("command") or ()), "file": str(path),
+        "software": _versions(side.get("software") or {}), "date": str(side["started"])[:10],
+        "command": " ".join(side.get("command") or ()), "file": str(path),
     }  # fmt: skip
+
+
+def _versions(software: Mapping[str, Any]) -> str:
+    """Packages with their versions; a sweep has those of each engine."""
+    return ", ".join(f"{n} ({_versions(v)})" if isinstance(v, Mapping) else f"{n} {v}" for n, v in software.items())
 
 
 CONDITIONS = (

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.record_folders import write_serving, write_training
+from tests.record_folders import write_serving, write_sweep, write_training
 
 from meshwright.answers.comparison.ratios import Verdict
 from meshwright.answers.comparison.sides import Breakdown, Evidence
@@ -52,6 +52,16 @@ def test_two_trainings(folders):
     assert means(found)["memory"].ratios[0].verdict is Verdict.TIE
     assert [d.condition for d in found.differing if d.differs] == []
     assert any("steps of one run" in text for text in found.cautions)
+
+
+def test_a_sweep_names_the_software_of_its_engine(tmp_path):
+    write_sweep(tmp_path / "a")
+    write_sweep(tmp_path / "b")
+    found = compare_items([str(tmp_path / "a"), str(tmp_path / "b")])
+    (software,) = (d for d in found.differing if d.condition == "software")
+    assert "torch 2.13.0" in str(software.values)
+    for text in (str(software.values), *endnotes(found.sides)):
+        assert "{" not in text
 
 
 def test_the_gap_of_like_for_like_adds_up(folders):
