@@ -52,11 +52,12 @@ def predicted_ratio(entry: ReportEntry) -> float | None:
 def values_table(found: RecordReport) -> TextTable:
     """One row for each value of records that have several workloads."""
     several = [e for e in found.entries if len(e.side.values) > len({v.metric for v in e.side.values})]
-    rows = [
-        (e.name, v.workload, v.metric.name, value_text(v), v.metric.unit, len(v.samples) or "", v.evidence.value)
-        for e in several
-        for v in e.side.values
-    ]
+    values = [(e.name, v, value_text(v)) for e in several for v in e.side.values]
+    rows = [  # "19.6 ms" needs no unit, "408" does
+        (name, v.workload, v.metric.name, text, v.metric.unit if text[-1].isdigit() else "", len(v.samples) or "",
+         v.evidence.value)
+        for name, v, text in values
+    ]  # fmt: skip
     return TextTable(
         title="Values by workload",
         headings=("name", "workload", "metric", "value", "unit", "n", "evidence"), rows=rows,
@@ -82,7 +83,7 @@ def cost_table(rows: list[CostRow], *, missing: str) -> TextTable:
             for r in rows
         ],
         caption=missing,
-        text_columns=("accelerator", "offer", "date"),
+        text_columns=("accelerator", "offer"),
     )  # fmt: skip
 
 
