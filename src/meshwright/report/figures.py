@@ -223,7 +223,7 @@ def shares_svg(shares: Mapping[str, float], *, title: str, labels: Mapping[str, 
     """Bars of shares that sum to one, in the order given, with `labels` or else percentages."""
     labels = labels or {name: percent(share) for name, share in shares.items()}
     rows = [{"name": n, "share": s, "text": labels[n]} for n, s in shares.items()]
-    base = lines_of(rows).encode(x=across("share", title=None, scale=alt.Scale(domain=[0, 1]), format="%"))
+    base = lines_of(rows).encode(x=across("share", title=None, scale=alt.Scale(domain=[0, 1]), format="%", tickCount=5))
     bars = base.mark_bar(color=BLUE, height={"band": 0.7})
     texts = base.mark_text(align="left", dx=5, color=INK).encode(text="text:N")
     return svg((bars + texts).properties(width=WIDTH, height={"step": 22}), title=title)

@@ -132,7 +132,7 @@ def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | N
             s["kind"] = "outlier"
     x = _step_axis(steps)
     times = [s["step_s"] for s in drawn] + ([predicted.low, predicted.high] if predicted else [])
-    scale = alt.Scale(type="log", domain=[min(times) / 1.2, max(times) * 1.2], nice=False)
+    scale = _logarithmic(times)
     y = up("median", title="seconds a step", scale=scale, format="~r", values=_ticks(times), grid=True, **EXTENT)
     layers = []
     if predicted is not None:
@@ -171,8 +171,10 @@ def line_svg(
     """One quantity of the step log over steps, times `factor`, as a low figure."""
     data = [{**p, **{k: p[k] * factor for k in ("low", "median", "high")}} for p in portions(steps, key)]
     is_logarithmic = is_logarithmic and all(p["low"] > 0 for p in data)
-    ticks = _ticks([p[k] for p in data for k in ("low", "high")]) if is_logarithmic and data else alt.Undefined
-    scale = alt.Scale(type="log" if is_logarithmic else "linear", zero=not is_logarithmic)
+    ticks, scale = alt.Undefined, alt.Scale(zero=True)
+    if is_logarithmic and data:
+        ends = [p[k] for p in data for k in ("low", "high")]
+        ticks, scale = _ticks(ends), _logarithmic(ends)
     y = up("median", title=title, scale=scale, values=ticks, tickCount=4, grid=True, format=",~r", **EXTENT)
     x, base = _step_axis(steps), chart_of(data)
     chart = alt.layer(
@@ -220,13 +222,21 @@ def _step_axis(steps: Sequence[Mapping[str, Any]]) -> Any:
     return across("step", title="step", scale=scale, format=form, tickMinStep=1, grid=False)
 
 
+def _logarithmic(values: Sequence[float]) -> Any:
+    return alt.Scale(type="log", domain=[min(values) / 1.2, max(values) * 1.2], nice=False)
+
+
 def _ticks(values: Sequence[float]) -> list[float]:
-    """Round numbers between the ends of `values` on a logarithmic axis: 1, 2, 5 of each power of ten."""
-    low, high = math.log10(min(values) / 1.2), math.log10(max(values) * 1.2)
-    candidates = [m * 10.0**k for k in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
-    found = [c for c in candidates if low <= math.log10(c) <= high]
-    if len(found) >= 2:
+    """Round numbers on a logarithmic axis about `values`: 1, 2, 5 of each power of ten, or multiples of one step.
+
+    >>> _ticks([0.03, 1.1]), _ticks([1.05, 1.1])
+    ([0.05, 0.1, 0.2, 0.5, 1.0], [0.9, 1.0, 1.1, 1.2, 1.3])
+    """
+    low, high = min(values) / 1.2, max(values) * 1.2
+    powers = [10.0**k for k in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)]
+    found = [power * m for power in powers for m in (1, 2, 5) if low <= power * m <= high]
+    if len(found) >= 3:
         return found
-    finer = [m / 10 * 10.0**k for k in range(math.floor(low), math.ceil(high) + 1) for m in range(10, 100, 2)]
-    inside = [c for c in finer if low <= math.log10(c) <= high]
-    return inside[:: max(1, len(inside) // 5)]
+    power = 10.0 ** math.floor(math.log10(high - low))
+    step = next(power * m for m in (5, 2, 1, 0.5, 0.2) if high - low >= 3 * power * m)
+    return [float(f"{n * step:.6g}") for n in range(math.ceil(low / step), math.floor(high / step) + 1)]

@@ -173,7 +173,7 @@ def kernels_chart(runs: Sequence[tuple[str, TrainingRun]]) -> Any:
     for row in rows:
         share = row["end"] - row["start"]
         row |= {"middle": row["start"] + share / 2, "text": f"{share:.0%}" if share > 0.055 else ""}
-    x = across("start", title="share of a step", format="%", scale=alt.Scale(domain=[0, 1], clamp=True))
+    x = across("start", title="share of a step", format="%", tickCount=5, scale=alt.Scale(domain=[0, 1], clamp=True))
     base, color = lines_of(rows, **NAMES), color_by("part", KERNEL_COLORS)
     bars = base.mark_bar(height={"band": 0.7}).encode(x=x, x2="end:Q", color=color)
     texts = base.mark_text(color="white").encode(x="middle:Q", text="text:N")
