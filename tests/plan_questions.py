@@ -8,6 +8,7 @@ from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import engine_names
 from meshwright.catalog.stacks import notes_on_framework, stack_names
 from meshwright.errors import InputError
+from meshwright.planner.engines import engine_facts
 from meshwright.runfile import from_options, loads
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Stack
@@ -99,8 +100,9 @@ def questions_of_software(draw, engines: tuple[str, ...]) -> tuple[Run, tuple[st
         "parameter_format": st.sampled_from(["fp32", "bf16"]),
         "gradient_format": st.sampled_from(["fp32", "bf16"]),
         "expert_imbalance": st.just(1.4),
-        "offloaded_activations": st.just(0.5),
     }
+    if dict(engine_facts(run.engine).switches).get("offloaded_activations"):  # others refuse it
+        stated["offloaded_activations"] = st.just(0.5)
     keys = draw(st.fixed_dictionaries({}, optional=stated))
     stack = [f"stack.{key}={value}" for key, value in keys.items()]
     return loads(run.text, overrides=(*run.overrides, *stack)), fixed

@@ -283,16 +283,17 @@ def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsu
     return applying((is_absent, "train.balance_bias_rate", f"{run.model.name} has no routing biases", hint))
 
 
-def switches_that_change_numbers(run: Run) -> Iterator[Unsupported]:
-    """Switches of software without which an engine trains other numbers, where it does not set them.
+def decisive_switches(run: Run) -> Iterator[Unsupported]:
+    """Switches that an engine does not set and without which it trains other numbers, or lacks memory that a plan has.
 
-    Of others, which change only speed and memory, a note says that they are not set.
+    Of others, which change only speed, a note says that they are not set.
     """
     features, known = switches_of(run), dict(engine_facts(run.engine).switches)
     for key, what in (
         ("capacity_factor", "experts have no capacity there"),
         ("drops_tokens", "experts have no capacity there"),
         ("fp8_attention", "scores and values are multiplied in 16 bits there"),
+        ("offloaded_activations", "activations stay on the device there"),
     ):
         value = getattr(features, key)
         if value and value not in known.get(key, ()):

@@ -36,6 +36,7 @@ EVALUATED = ["data.validation=v.txt"]
         (OTHERS, "train.attention_dropout", ["train.attention_dropout=0.1"]),
         (("native",), "train.attention_dropout: tensor ranks", ["train.attention_dropout=0.1", "plan: tensor: 2"]),
         (OTHERS, "data.added_tokens", ["data.added_tokens=[<a>]"]),
+        (("torchtitan", "maxtext"), "stack.offloaded_activations", ["stack.offloaded_activations=0.5"]),
         (OTHERS, "optimizer.average_decay", ["optimizer.average_decay=0.9"]),
         (OTHERS, "optimizer.rate_factors", ["optimizer.rate_factors={embedding: 0.1}"]),
         (

@@ -66,9 +66,7 @@ def test_an_import_has_the_software_of_the_file(engine, name, tmp_path):
         ("maxtext", "maxtext.yml", "attention: fa2"),
         ("maxtext", "maxtext.yml", "cuda_graphs: none, fuses_attention_backward: false, compiles: false"),
         ("trl", "sft.yaml", "compiles: true"),
-        ("maxtext", "maxtext.yml", "offloaded_activations: 0.5"),
         ("torchtitan", "meshwright_run.py", "parameter_format: fp32, overlaps_tensor: true"),
-        ("trl", "sft.yaml", "offloaded_activations: 0.5"),
     ],
 )
 def test_an_import_has_switches_without_a_setting(engine, name, key, tmp_path):

@@ -54,7 +54,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
 
 def _training(run: Run) -> Iterator[Unsupported]:
     yield from refusals.training(run, has_target=True)
-    yield from refusals.switches_that_change_numbers(run)
+    yield from refusals.decisive_switches(run)
     if is_gpt_oss(run.model) and run.stack.features.attention not in (None, AttentionKernel.UNFUSED):
         yield Unsupported(
             key="stack.attention",

@@ -36,7 +36,7 @@ def _settings(run: Run) -> Iterator[Unsupported]:
     yield from refusals.foreign_devices(run)
     yield from refusals.other_precisions(run, reason="is not trained by this version")
     yield from refusals.unsupported_config(run)
-    yield from refusals.switches_that_change_numbers(run)
+    yield from refusals.decisive_switches(run)
     if run.train.epochs is None:  # which `train` counts, on every host
         yield from refusals.endless(run)
     yield from refusals.nothing_to_validate_on(run)

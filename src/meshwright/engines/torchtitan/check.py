@@ -53,7 +53,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
 
 def _training(run: Run) -> Iterator[Unsupported]:
     yield from refusals.training(run)
-    yield from refusals.switches_that_change_numbers(run)
+    yield from refusals.decisive_switches(run)
     evaluate, saves = run.train.evaluate, run.train.checkpoint
     if saves is not None and saves.keep == 1:
         yield Unsupported(

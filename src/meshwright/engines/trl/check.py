@@ -87,7 +87,7 @@ def _training(run: Run) -> Iterator[Unsupported]:
     if run.train.epochs is None:
         yield from refusals.endless(run)
     yield from refusals.keys_of_the_native_engine(run)
-    yield from refusals.switches_that_change_numbers(run)
+    yield from refusals.decisive_switches(run)
     yield from refusals.absent_parts(run)
     yield from refusals.absent_experts(run)
     yield from (problem for problem in refusals.regularisers(run) if problem.key not in HAS)
