@@ -29,7 +29,8 @@ OTHER_OPTION = re.compile(r"--(job\.config[_-]file|(pretrained_)?model_name_or_p
 """Options of torchtitan and of trainers on transformers, whose programs have such names too."""
 TRAINER_CALL = re.compile(
     r"^[^#\n]*(--per[_-]device[_-]train[_-]batch[_-]size\b|\bswift (sft|pt|rlhf) |\bllamafactory-cli train |"
-    r"\btrl (sft|dpo|kto|orpo) |\bsrc/train(_bash)?\.py +\S+\.(yaml|json)\b)",
+    r"\btrl (sft|dpo|kto|orpo) |\bsrc/train(_bash)?\.py +\S+\.(yaml|json)\b|\baxolotl(\.cli\.| )train |\btune run |"
+    r"\blitgpt (pretrain|finetune|finetune_lora|finetune_full) )",
     re.MULTILINE,
 )
 COMMENT = re.compile(r"^[ \t]*#.*$", re.MULTILINE)

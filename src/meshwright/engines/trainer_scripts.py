@@ -9,6 +9,7 @@ The interpreter of scripts belongs to Megatron; no engine imports another, so th
 from __future__ import annotations
 
 import ast
+import json
 import re
 import shlex
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ from meshwright.engines.trainers.tables import ORDER, matching, table, table_of_
 from meshwright.errors import InputError
 from meshwright.json_values import load_text, parse_word
 
-TOOLS = {"swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "trl": ("sft", "dpo", "kto", "orpo")}
+TOOLS = {
+    "swift": ("sft", "pt", "rlhf"), "llamafactory-cli": ("train",), "trl": ("sft", "dpo", "kto", "orpo"),
+    "axolotl": ("train",), "tune": ("run",), "litgpt": ("pretrain", "finetune", "finetune_lora", "finetune_full"),
+}  # fmt: skip
 """Programs of trainers, with those of their commands that train."""
 LAUNCHER = re.compile(r"(torch\.distributed|accelerate|deepspeed)\b.*")
 LAUNCHED_BY = re.compile(r"\b(torchrun|torch\.distributed\.\w+|deepspeed)\b")
@@ -44,6 +48,7 @@ WANTED = WantedCall(
     at=lambda parts: -1 if TRAINER_CALL.search(" ".join(word.text for word in parts)) else None,
     environment=LAUNCHED,
 )
+SETTING = re.compile(r"[A-Za-z_][\w.]*=")
 UNSET = re.compile(r"\$(\w+|\{\w+\}|@|\*)")
 
 
@@ -64,6 +69,15 @@ def trainer_call(source: str) -> FollowedCall:
     environment = {key: value for key, _, value in launched}
     launcher, program, parts = _split(call.arguments[len(environment) :], path)
     files, content, unknown = _arguments(parts)
+    laid_over: list[str] = []
+    if program.startswith(("tune", "litgpt")):  # their arguments are keys of the file that one of them names
+        files = [str(content.pop("config"))] if "config" in content else files
+        laid_over = [f"{key}={json.dumps(value)}" for key, value in content.items()]
+        content = {}
+    if program.startswith("litgpt"):
+        laid_over = [re.sub(r"^(optimizer|data)=", r"\1.class_path=", one) for one in laid_over]
+        laid_over = [re.sub(r"^(optimizer|data)\.(?!class_path|init_args)", r"\1.init_args.", one) for one in laid_over]
+        content["model_name" if "pretrain" in program else "checkpoint_dir"] = parts[0].text if parts else None
     content = (content_of(_located(files[0], path)) if files else {}) | content
     name, notes = table_of_program(program, content), [*call.notes]
     if program == "swift rlhf":
@@ -87,10 +101,12 @@ def trainer_call(source: str) -> FollowedCall:
         shown = ", ".join(f"{key} {value}" for key, value in stated.items())
         notes += [f"defaults of {program}: {shown}"] if stated else []
     _require_known(unknown, content, name=name, path=path, given={one.partition("=")[0] for one in later})
-    shared = _launched(launcher, program, environment, path)
+    # litgpt starts its processes itself, by keys of its file
+    shared = {} if program.startswith("litgpt") else _launched(launcher, program, environment, path)
     return FollowedCall(
-        source=shlex.join([str(path), *later]), notes=tuple(notes), contents=((name, content), ("accelerate", shared))
-    )
+        source=shlex.join([str(path), *laid_over, *later]), notes=tuple(notes),
+        contents=((name, content), ("accelerate", shared)),
+    )  # fmt: skip
 
 
 def _own_defaults(program: str, script: Path, *, known: dict[str, Any]) -> dict[str, Any]:
@@ -129,7 +145,8 @@ def _split(parts: Sequence[Word], path: Path) -> tuple[Sequence[Word], str, Sequ
     for k, text in enumerate(texts):
         name = text.rpartition("/")[2]
         if texts[k + 1 : k + 2] and texts[k + 1] in TOOLS.get(name, ()):
-            return parts[:k], f"{name} {texts[k + 1]}", parts[k + 2 :]
+            begin = texts.index("--config") if name == "tune" and "--config" in texts else k + 2  # behind the recipe
+            return [*parts[:k], *parts[k + 2 : begin]], f"{name} {texts[k + 1]}", parts[begin:]
         if text.endswith(".py") or (k and texts[k - 1] == "-m" and not LAUNCHER.fullmatch(text)):
             return parts[:k], text, parts[k + 1 :]
     raise InputError(f"{path}: the program that trains is not known", got=" ".join(texts)[:80])
@@ -150,7 +167,7 @@ def _arguments(parts: Sequence[Word]) -> tuple[list[str], dict[str, Any], dict[s
             unknown.pop(key, None)
         elif UNSET.fullmatch(text) and not word.unknown and (not key or values[key]):
             continue  # a variable behind a whole argument: it is empty where the caller does not set it
-        elif key:
+        elif key and not (values[key] and SETTING.match(text)):
             values[key].append(text)
         elif "=" in text:  # behind a file
             values[text.partition("=")[0]] = [text.partition("=")[2]]
@@ -190,7 +207,7 @@ def _launched(parts: Sequence[Word], program: str, environment: dict[str, str], 
     of_node = of_node or ("$" if "$" in "".join(visible) else None)
     if "include" in options:
         of_node = sum(len(re.split(r"[:,]", host)) - 1 for host in str(options["include"]).split("@"))
-    elif program.startswith("llamafactory-cli"):
+    elif program.startswith(("llamafactory-cli", "axolotl train")):  # which start a process on each device
         of_node = of_node or len(visible)
     elif not LAUNCHED_BY.search(names) and of_node is None and "srun" not in names:
         if len(visible) > 1:
@@ -222,5 +239,6 @@ def _located(written: str, script: Path) -> Path:
     places = [folder / written for folder in script.absolute().parents]
     if (found := next((place for place in places if place.is_file()), None)) is None:
         hint = "put the file where the script names it, below a folder above the script"
+        hint = hint if Path(written).suffix else f"torchtune's own is copied by `tune cp {written} {written}`"
         raise InputError(f"{script} names a file that is not here", got=written, hint=hint)
     return found

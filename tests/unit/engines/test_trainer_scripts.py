@@ -211,3 +211,40 @@ def test_a_script_that_names_a_file_is_read_with_it(read, tmp_path):
 def test_a_script_without_a_trainer_is_not_one(tmp_path):
     (tmp_path / "x.sh").write_text("# swift sft --model x\npython infer.py --model_name_or_path x\n")
     assert recognised(tmp_path / "x.sh") is None
+
+
+def test_arguments_over_a_file_count(read, tmp_path):
+    (tmp_path / "c.yaml").write_text(
+        "model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], lora_rank: 8}\n"
+        "tokenizer: {max_seq_len: 2048}\nbatch_size: 2\noptimizer: {_component_: torch.optim.AdamW, lr: 3.0e-4}\n"
+        "loss: {_component_: torchtune.modules.loss.LinearCrossEntropyLoss}\ngradient_accumulation_steps: 8\n"
+    )
+    launcher = "tune run --nnodes 1 --nproc_per_node 4 lora_finetune_distributed --config"
+    found = read(f"{launcher} ./c.yaml batch_size=4 optimizer.lr=1e-4 model.lora_rank=32\n")
+    assert found["batch"] == {"global_sequences": 128, "micro": 4}
+    assert (found["optimizer"]["learning_rate"], found["lora"]["rank"]) == (1e-4, 32)
+    assert read(f"{launcher} c.yaml model.lora_rank=32\n", behind="model.lora_rank=64")["lora"]["rank"] == 64
+    with pytest.raises(InputError, match=r"(?s)not here: got .llama3_1/8B_lora.*tune cp llama3_1/8B_lora"):
+        read(f"{launcher} llama3_1/8B_lora\n")
+
+
+def test_the_command_line_of_axolotl_names_a_file(read, tmp_path):
+    (tmp_path / "c.yml").write_text(
+        "base_model: meta-llama/Llama-3.1-8B\nsequence_len: 4096\nsample_packing: true\nmicro_batch_size: 2\n"
+        "datasets: [{path: a, type: alpaca}]\n"
+    )
+    for call in ("axolotl train c.yml", "accelerate launch --num_processes 4 -m axolotl.cli.train c.yml"):
+        found = read(f"{call} --learning-rate 1e-4 --gradient-accumulation-steps 4\n")
+        assert (found["data"]["sequence_length"], found["batch"]["micro"]) == (4096, 2)
+        assert found["optimizer"]["learning_rate"] == 1e-4
+    assert found["batch"]["global_sequences"] == 32
+
+
+def test_the_command_line_of_litgpt_is_read(read):
+    command = "--data Alpaca --data.num_workers 2 --train.max_seq_length 1024 --train.micro_batch_size 2 --devices 4"
+    call = f"litgpt finetune_lora meta-llama/Llama-3.2-1B {command} --optimizer AdamW --optimizer.lr 0.005 --lora_r 16"
+    found = read(f"{call} --precision bf16-mixed\n")
+    assert (found["model"], found["batch"]["micro"], found["parallel"]["data_shard"]) == ("llama3.2-1b", 2, 4)
+    assert (found["optimizer"]["learning_rate"], found["lora"]["rank"]) == (0.005, 16)
+    with pytest.raises(InputError, match=r"train\.max_seq_length=TOKENS"):
+        read("litgpt pretrain pythia-14m --data TextFiles --data.train_data_path x --train.micro_batch_size 2\n")
