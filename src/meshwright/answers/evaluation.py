@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from meshwright.json_values import jsonable
@@ -20,6 +20,7 @@ class Evaluation(Result):
             conversations; with `examples` the documents of the highest loss, and the longest.
         choices: accuracy, accuracy by characters, standard errors, likelihoods; None without questions.
         tasks: results of lm-evaluation-harness; None without tasks.
+        adapters: texts, choices and tasks of each of several adapters, by name; the ones above are of the first.
         seconds: wall time of the evaluation, without loading.
     """
 
@@ -32,15 +33,25 @@ class Evaluation(Result):
     software: Mapping[str, str]
     command: tuple[str, ...] = ()
     git_commit: str | None = None
+    adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         return jsonable({key: getattr(self, key) for key in self.__dataclass_fields__})
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return one row for each metric: on what, metric, value, standard error, number."""
+        """Return one row for each metric: on what, metric, value, standard error, number; of each adapter."""
+        if not self.adapters:
+            return self._rows(self.texts, self.choices, self.tasks)
+        named = {name: self._rows(**found) for name, found in self.adapters.items()}
+        return [row | {"on": f"{name}: {row['on']}"} for name, rows in named.items() for row in rows]
+
+    @staticmethod
+    def _rows(
+        texts: Iterable[Mapping[str, Any]], choices: Mapping[str, Any] | None, tasks: Mapping[str, Any] | None
+    ) -> list[dict[str, Any]]:
         rows = []
-        for text in self.texts:
+        for text in texts:
             for name in ("loss", "perplexity", "bits_per_byte"):
                 if text[name] is not None:
                     error = text.get(f"{name}_standard_error")
@@ -48,17 +59,17 @@ class Evaluation(Result):
             for turn in text["turns"]:
                 metric = f"loss_of_turn_{turn['turn']}"
                 rows.append(_row(text["source"], metric, turn["loss"], turn["loss_standard_error"], turn["num_tokens"]))
-        if (choices := self.choices) is not None:
+        if choices is not None:
             for name in ("accuracy", "accuracy_normalized"):
                 error = choices[f"{name}_standard_error"]
                 rows.append(_row("choices", name, choices[name], error, choices["num_questions"]))
-        for task, found in ((self.tasks or {}).get("results") or {}).items():
+        for task, found in ((tasks or {}).get("results") or {}).items():
             for name, value in found.items():
                 metric, _, kind = name.partition(",")
                 if kind and not metric.endswith("_stderr") and isinstance(value, int | float):
                     error = found.get(f"{metric}_stderr,{kind}")
                     error = error if isinstance(error, int | float) else None
-                    count = (self.tasks or {})["num_samples"].get(task, {}).get("effective")
+                    count = (tasks or {})["num_samples"].get(task, {}).get("effective")
                     rows.append(_row(task, metric, value, error, count))
         return rows
 

@@ -21,6 +21,7 @@ class Completion:
     tokens: tuple[int, ...]  # with the end token, where there is one
     num_prompt_tokens: int
     ending: GenerationEnding
+    adapter: str | None = None  # the one of several that computed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -30,7 +31,7 @@ class Generation(Result):
     Attributes:
         model: name, weights, step, number format, tokenizer and positions of the model.
         settings: sampling, most tokens, stop strings, batch.
-        completions: one for each prompt, in order.
+        completions: one for each prompt, in order; of several adapters those of the first one, then the next.
         time_s: to the first token (of each batch: low, median, high) and of the tokens after it.
         rates: tokens per second after the first ones, of all prompts together.
     """

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from meshwright.api.generate import ADAPTER, DTYPE, MAX_BATCH, MODEL, STEP, TOKENIZER
+from meshwright.api.generate import ADAPTER, DTYPE, MAX_BATCH, MODEL, STEP, TOKENIZER, AdapterLike
 from meshwright.api.question import AnyName, Count, Hook, PlainText, answered_by_body, question
 from meshwright.errors import InputError
 from meshwright.training.cpu_libraries import require_torch
@@ -55,7 +55,7 @@ def evaluate(
     step: Annotated[int | Literal["best"] | None, STEP] = None,
     dtype: Annotated[str | None, DTYPE] = None,
     tokenizer: Annotated[str | os.PathLike[str] | None, TOKENIZER] = None,
-    adapter: Annotated[str | os.PathLike[str] | None, ADAPTER] = None,
+    adapter: Annotated[AdapterLike | None, ADAPTER] = None,
     command: Annotated[Sequence[str], Hook("The command line, for the record.")] = (),
 ) -> Evaluation:
     """Measure how well a trained model predicts a text, answers questions, and does tasks of lm-evaluation-harness.
@@ -109,27 +109,32 @@ def evaluation(
     questions = None if choices is None else read_questions(Path(choices).expanduser())
     trained = load_trained(model, **of_model)
     texts = open_texts(trained, source) if source is not None or not (questions or tasks) else []
-    begin_s = time.perf_counter()
-    found = tuple(
-        evaluate_text(trained, text, length=sequence_length, batch=batch, max_tokens=max_tokens, examples=examples or 0)
-        for text in texts
-    )
-    answered = None if questions is None else evaluate_choices(trained, questions, batch=batch)
-    done = None
-    if tasks:
-        folder = None if task_folder is None else Path(task_folder).expanduser()
-        done = run_tasks(trained, tasks, folder=folder, num_fewshot=num_fewshot, limit=limit, batch=batch)
+    folder = None if task_folder is None else Path(task_folder).expanduser()
+    windows = {"length": sequence_length, "batch": batch, "max_tokens": max_tokens, "examples": examples or 0}
+
+    def measured() -> dict[str, Any]:
+        of_tasks = {"folder": folder, "num_fewshot": num_fewshot, "limit": limit, "batch": batch}
+        return {
+            "texts": tuple(evaluate_text(trained, text, **windows) for text in texts),
+            "choices": evaluate_choices(trained, questions, batch=batch) if questions else None,
+            "tasks": run_tasks(trained, tasks, **of_tasks) if tasks else None,
+        }
+
+    begin_s, named = time.perf_counter(), {}
+    for name in () if trained.adapters is None else trained.adapters.names:
+        trained.adapters.use(name)
+        named[name] = measured()
+    found = next(iter(named.values()), None) or measured()
     return Evaluation(
         model=model_document(trained),
-        texts=found,
-        choices=answered,
-        tasks=done,
+        **found,
+        adapters=named,
         seconds=time.perf_counter() - begin_s,
         device=telemetry.device_facts(trained.device, accelerator=None),
         software=telemetry.software_facts(),
         command=tuple(command),
         git_commit=telemetry.git_commit(Path.cwd()),
-        notes=trained.notes + tuple(_notes(found, answered)),
+        notes=trained.notes + tuple(_notes(found["texts"], found["choices"])),
     )
 
 

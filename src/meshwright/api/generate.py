@@ -33,7 +33,11 @@ MODEL = api.AnyName(
 STEP = api.Step("Step of the checkpoint, or `best`: the step with the lowest validation loss.", unset="the newest")
 DTYPE = api.OneOf("Number format.", unset="as trained, or as the files are", values=("fp32", "bf16", "fp16"))
 TOKENIZER = api.AnyName("Another tokenizer: `bytes`, a tokenizer.json, its folder, OWNER/NAME.")
-ADAPTER = api.AnyName("LoRA adapter to add to the weights; or the run that trained it.", metavar="FOLDER")
+ADAPTER = api.Folders(
+    "LoRA adapter to add to the weights, or the run that trained it. Several have names: each answers.",
+    metavar="[NAME=]FOLDER",
+)
+AdapterLike = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 @question("meshwright.api.generate:generated")
@@ -69,7 +73,7 @@ def generate(
     step: Annotated[int | Literal["best"] | None, STEP] = None,
     dtype: Annotated[str | None, DTYPE] = None,
     tokenizer: Annotated[str | os.PathLike[str] | None, TOKENIZER] = None,
-    adapter: Annotated[str | os.PathLike[str] | None, ADAPTER] = None,
+    adapter: Annotated[AdapterLike | None, ADAPTER] = None,
     beyond_positions: Annotated[bool, api.Flag("Allow more positions than the model is trained for.")] = False,
     on_text: Annotated[
         Callable[[int, str], None] | None,
@@ -114,7 +118,7 @@ def open_generator(
     step: int | Literal["best"] | None,
     dtype: str | None,
     tokenizer: str | None,
-    adapter: str | None,
+    adapter: Sequence[Path] | None,
     beyond_positions: bool,
     **sampling: float | int | None,
 ) -> tuple[TextGenerator, tuple[str, ...]]:
@@ -148,10 +152,17 @@ def completions(
 
     prompts = generator.prompts(requests)
     about += notes_on_spaces(requests, generator.tokenizer)
-    done = generator.answer(
-        prompts, batch=batch, on_text=on_text, on_batch=None if on_batch is None else lambda d: on_batch(len(d))
+    done: list[Completed] = []
+    adapters = generator.trained.adapters
+    for name in adapters.names if adapters else (None,):
+        generator.use_adapter(name)
+        done += generator.answer(
+            prompts, batch=batch, on_text=on_text, on_batch=None if on_batch is None else lambda d: on_batch(len(d))
+        )
+    times = len(done) // len(prompts)
+    return as_generation(
+        generator, [*requests] * times, prompts * times, done, batch=batch, about=about, command=command
     )
-    return as_generation(generator, requests, prompts, done, batch=batch, about=about, command=command)
 
 
 def as_generation(
@@ -185,6 +196,7 @@ def as_generation(
                 tokens=completed.tokens,
                 num_prompt_tokens=len(prompt.tokens),
                 ending=completed.ending,
+                adapter=completed.adapter,
             )
             for request, prompt, completed in zip(requests, prompts, done, strict=True)
         ),

@@ -5,6 +5,7 @@ Each function takes the folder of the checkpoints, or one checkpoint, and return
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -47,8 +48,14 @@ def to_hf(
     dtype: Literal["bf16", "fp32"] | None,
     merge: bool,
     dequantised: bool = False,
+    adapters: Sequence[str] = (),
+    factors: Sequence[float] = (),
 ) -> Document:
-    """Write a checkpoint as Hugging Face weights to the folder `weights`."""
+    """Write a checkpoint, or base weights with `adapters` added, as Hugging Face weights to the folder `weights`."""
+    if adapters:
+        if run is not None or step is not None or dequantised:
+            raise InputError("--adapter is for a folder of base weights", got="a run file, --step or --dequantised")
+        return asdict(exporting.export_sum(folder, weights, adapters=adapters, factors=factors, dtype=dtype))
     if run is not None and exporting.has_own_checkpoints(run.engine):
         if dequantised:
             raise InputError("--dequantised is for checkpoints of the native engine", got=run.engine)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from meshwright.catalog.huggingface import model_from_path
 from meshwright.engines.base import SavedWeightsEngine, WeightsEngine, find_engine
 from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat, Lora
-from meshwright.specs.run import Run
+from meshwright.specs.run import SYNTHETIC, Data, Run
 from meshwright.training import checkpoints, conversion
 from meshwright.training.checkpoints import Content, SavedCheckpoint, StepChoice
 from meshwright.training.exported_folder import complete_folder, notes_on_adapter
+from meshwright.training.trained_model import adapter_folder
+from meshwright.training.weights import find_weights, save_weights
 from meshwright.training.weights.folder import new_folder
 
 Dtype = Literal["bf16", "fp32"]
@@ -26,7 +29,7 @@ class Exported:
     """Result of an export: the weights of `checkpoint` are in the folder `weights`."""
 
     checkpoint: Path
-    step: int
+    step: int | None  # None: adapters of folders
     weights: Path
     kind: ExportKind
     dtype: Dtype
@@ -117,6 +120,35 @@ def export_saved(
     if dequantised and written.lora is not None:  # one base for the training and the folder
         written = replace(written, lora=replace(written.lora, base_format=BaseFormat.FULL))
     return _exported(folder, write, kind=kind, dtype=dtype, content=written)
+
+
+def export_sum(
+    base: Path, folder: Path, *, adapters: Sequence[str], factors: Sequence[float], dtype: Dtype | None
+) -> Exported:
+    """Write the weights of `base` with PEFT adapters added, each times its factor (none: 1), to `folder`.
+
+    `dtype` None: bf16. Raises InputError for what is no adapter of the base, and where `folder` is not empty.
+    """
+    dtype, found = dtype or "bf16", {adapter_folder(adapter): 1.0 for adapter in adapters}
+    if len(found) < len(adapters):
+        raise InputError("--adapter names a folder twice", got=", ".join(adapters))
+    found = dict(zip(found, factors, strict=True)) if factors else found
+    origin, model = find_weights(str(base)), model_from_path(base)
+    content = Content(
+        shapes=model,
+        lora=None,
+        precision=dtype,
+        weights=origin.name,
+        weights_fingerprint=origin.fingerprint,
+        data=Data(source=SYNTHETIC),
+    )
+
+    def write(out: Path) -> SavedCheckpoint:
+        module = conversion.load_merged(model, origin, found, dtype=conversion.FORMATS[dtype])
+        save_weights(module, out, dtype=conversion.FORMATS[dtype])
+        return SavedCheckpoint(path=base, step=0)
+
+    return replace(_exported(folder, write, kind="merged weights", dtype=dtype, content=content), step=None)
 
 
 def _exported(

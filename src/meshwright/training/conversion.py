@@ -6,11 +6,12 @@ a checkpoint of adapters      PEFT's adapter; merged: the base's weights plus B 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat, Lora, Model
@@ -29,6 +30,8 @@ from meshwright.training.models import (
     materialize,
     merge_adapters,
 )
+from meshwright.training.models import adapters_of as adapted_by
+from meshwright.training.named_adapters import NamedAdapters, with_empty_adapters
 from meshwright.training.optimizer import AVERAGE, MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
 from meshwright.training.weights import (
@@ -85,15 +88,26 @@ def load_saved(
 
 
 def load_merged(
-    model: Model, weights: Origin, adapters: Path, *, dtype: torch.dtype, new_rows: str | None = None
+    model: Model, weights: Origin, adapters: Mapping[Path, float], *, dtype: torch.dtype, new_rows: str | None = None
 ) -> Transformer:
-    """The whole model on the host: `weights` with the adapters of a PEFT folder added."""
-    with plain_adapters(adapters, base=weights.folder, scores=model.num_labels > 0) as plain:
-        lora = replace(read_lora(plain, model=model), base_format=BaseFormat.FULL)
-        module = _with_base(model, lora, weights, dtype=dtype, new_rows=new_rows)
-        load_adapters(module, plain)
-    merge_adapters(module)
-    return module
+    """The whole model on the host: `weights` with the adapters of PEFT folders added, each times a number, in fp32.
+
+    The sum is that of PEFT's `add_weighted_adapter` with `cat`. Raises InputError for a DoRA adapter, and for one that
+    trained embedding or head whole, in a sum or times another number than 1.
+    """
+    is_sum = [*adapters.values()] != [1.0]
+    module = build_model(model, dtype=torch.float32 if is_sum else dtype, device="cpu")
+    load_weights(module, weights.folder, new_rows=new_rows)
+    for folder, factor in adapters.items():
+        named = NamedAdapters(module, base=weights.folder)
+        lora = named.add(str(folder), folder)
+        if is_sum and (lora.use_dora or lora.modules_to_save):
+            raise InputError("DoRA, and embedding or head trained whole, are in no sum of adapters", got=str(folder))
+        named.use(str(folder))
+        for adapter in adapted_by(module):
+            adapter.scale *= factor
+        merge_adapters(module)
+    return module.to(dtype)
 
 
 def export_weights(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
@@ -125,7 +139,8 @@ def export_merged(
 
 def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
     """Like `export_merged`, from a PEFT folder that holds adapters of `run`."""
-    module = load_merged(run.model, _base(run.weights), adapters, dtype=FORMATS[dtype], new_rows=run.data.new_rows)
+    base, new_rows = _base(run.weights), run.data.new_rows
+    module = load_merged(run.model, base, {adapters: 1.0}, dtype=FORMATS[dtype], new_rows=new_rows)
     save_weights(module, folder, dtype=FORMATS[dtype])
 
 
@@ -199,7 +214,7 @@ def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:
         found = read_lora(plain, model=run.model)
         if _function(found, run.model) != _function(lora, run.model):
             raise InputError("the adapters differ from the run file's", got=str(found), allowed=str(lora))
-        module = _with_empty_adapters(run, lora)
+        module = with_empty_adapters(run.model, lora)
         load_adapters(module, plain)
     return module
 
@@ -213,20 +228,9 @@ def _function(lora: Lora, model: Model) -> object:
 def export_initial_adapters(run: Run, folder: Path) -> None:
     """Write the initial adapters of a training of `run`, in PEFT's format and in fp32."""
     assert run.lora is not None
-    module = _with_empty_adapters(run, run.lora)
+    module = with_empty_adapters(run.model, run.lora)
     init_adapters(module, seed=run.train.seed)
     save_adapters(adapters_of(module), folder, model=run.model, lora=run.lora, base=run.weights)
-
-
-def _with_empty_adapters(run: Run, lora: Lora) -> Transformer:
-    """The model of `run` on the meta device, with adapters on the host."""
-    module = build_model(run.model)
-    add_adapters(module, lora)
-    for name, tensor in adapters_of(module).items():
-        owner, _, last = name.rpartition(".")
-        module.get_submodule(owner).register_parameter(last, nn.Parameter(torch.empty(tensor.shape)))
-    module.tie()
-    return module
 
 
 def _kind(held: Content) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from meshwright.training.exported_folder import (
     trained_positions,
 )
 from meshwright.training.models import Transformer, build_model
+from meshwright.training.named_adapters import NamedAdapters
 from meshwright.training.run_identity import IDENTITY, RunIdentity, read_identity
 from meshwright.training.telemetry import RESOLVED, TOKENIZER
 from meshwright.training.weights import Origin, differences, find_weights, load_weights
@@ -65,6 +66,7 @@ class TrainedModel:
     data: Data | None = None  # of its training
     holds_out: bool | None = None  # documents of its data were held out for validation; None: unknown
     sequence_length: int | None = None  # of its training
+    adapters: NamedAdapters | None = None
     notes: tuple[str, ...] = ()
     tokenizer_fault: str | None = None  # the note on a tokenizer that cannot be read
 
@@ -104,23 +106,21 @@ def load_trained(
     step: StepChoice = None,
     dtype: str | None = None,
     tokenizer: str | None = None,
-    adapter: str | None = None,
+    adapter: Sequence[str | Path] | None = None,
 ) -> TrainedModel:
     """Load the model that `given` names, on this machine's accelerator or its CPU.
 
     `step` chooses a checkpoint (None: the newest), `dtype` the number format (None: the training's or the
-    files'), `tokenizer` another tokenizer, `adapter` a PEFT folder whose adapter is added to the weights.
+    files'), `tokenizer` another tokenizer, `adapter` a PEFT folder whose adapter is added to the weights, or several
+    as NAME=FOLDER, the first of which computes.
     Raises InputError for a name that cannot be loaded.
     """
     found = _find(given, step=step)
-    if adapter is not None:
-        if found.adapter is not None or found.saved is not None:
-            raise InputError("an adapter is added to a folder of weights", got=given)
-        path = Path(adapter).expanduser()
-        folder = path / ADAPTER if (path / ADAPTER / ADAPTER_CONFIG).is_file() else path
-        if not (folder / ADAPTER_CONFIG).is_file():
-            raise InputError("not a LoRA adapter", got=adapter, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's")
-        found = replace(found, adapter=folder)
+    if adapter and (found.adapter is not None or found.saved is not None):
+        raise InputError("an adapter is added to a folder of weights", got=given)
+    named = _by_name(adapter or ())
+    if None in named:
+        found = replace(found, adapter=named.pop(None))
     loaded = (
         _from_folder(given, found, dtype=dtype)
         if found.saved is None
@@ -145,7 +145,44 @@ def load_trained(
     loaded.module.requires_grad_(False)
     loaded.module.to(find_device())
     loaded.module.eval()
-    return loaded
+    return _with_named(loaded, found.folder, named) if named and found.folder else loaded
+
+
+def adapter_folder(given: str) -> Path:
+    """The folder of an adapter, or of the run that trained it. Raises InputError where there is none."""
+    path = Path(given).expanduser()
+    folder = path / ADAPTER if (path / ADAPTER / ADAPTER_CONFIG).is_file() else path
+    if not (folder / ADAPTER_CONFIG).is_file():
+        raise InputError("not a LoRA adapter", got=given, allowed=f"a folder with {ADAPTER_CONFIG}, or the run's")
+    return folder
+
+
+def _by_name(given: Sequence[str | Path]) -> dict[str | None, Path]:
+    """Folders of NAME=FOLDER; of a single FOLDER the name is None. Raises InputError for others."""
+    found: dict[str | None, Path] = {}
+    for text in map(str, given):
+        name, is_named, folder = text.partition("=")
+        if not is_named or Path(text).expanduser().exists():
+            name, folder = None, text
+        if name in found or name == "" or (name is None and len(given) > 1):
+            raise InputError("adapter", got=text, allowed="one folder, or NAME=FOLDER with a name of its own for each")
+        found[name] = adapter_folder(folder)
+    return found
+
+
+def _with_named(loaded: TrainedModel, base: Path, named: Mapping[str | None, Path]) -> TrainedModel:
+    adapters, notes = NamedAdapters(loaded.module, base=base), loaded.notes
+    for name, folder in named.items():
+        adapters.add(str(name), folder)
+        notes += tuple(f"{name}: {note}" for note in _notes_of(folder))
+    adapters.use(adapters.names[0])
+    return replace(loaded, adapters=adapters, notes=notes)
+
+
+def _notes_of(adapter: Path) -> tuple[str, ...]:
+    """Notes on an adapter in the folder of its run, whose file says what the base was."""
+    trained = read_json(adapter.resolve().parent / RESOLVED).get("lora") or {}
+    return notes_on_base(trained.get("base_format", BaseFormat.FULL))
 
 
 def _find(given: str, *, step: StepChoice) -> _Found:
@@ -262,10 +299,8 @@ def _from_folder(given: str, found: _Found, *, dtype: str | None) -> TrainedMode
     name, notes = dtype or names.get(str(config.get("dtype") or config.get("torch_dtype")), "bf16"), ()
     if found.adapter is not None:
         origin = Origin(name=str(folder), folder=folder, fingerprint="")
-        module = load_merged(model, origin, found.adapter, dtype=DTYPES[name])
-        # An adapter in the folder of its run, whose file says what the base was.
-        trained = read_json(found.adapter.resolve().parent / RESOLVED).get("lora") or {}
-        notes = notes_on_base(trained.get("base_format", BaseFormat.FULL))
+        module = load_merged(model, origin, {found.adapter: 1.0}, dtype=DTYPES[name])
+        notes = _notes_of(found.adapter)
     else:
         module = build_model(model, dtype=DTYPES[name], device="cpu")
         load_weights(module, folder)

@@ -27,6 +27,7 @@ Message = dict[str, str]
 HELP = """/clear           begin a new conversation
 /system TEXT     begin a new conversation with this system prompt; without TEXT, with none
 /undo            take back the last turn
+/adapter NAME    answer with another of several adapters; without NAME, with the base
 /help            show this
 /quit, Ctrl-D    end
 Ctrl-C           stop the answer; a second one leaves"""
@@ -138,7 +139,10 @@ def _talk(conversation: ChatSession) -> None:
         if line in ("/quit", "/exit"):
             return
         if line.startswith("/"):
-            say(_command(line, conversation))
+            try:
+                say(_command(line, conversation))
+            except InputError as error:
+                say(f"error: {error}")
         elif line:
             _turn(line, conversation)
 
@@ -181,6 +185,9 @@ def _command(line: str, conversation: ChatSession) -> str:
     if name == "/system":
         conversation.begin(text.strip() or None)
         return "a new conversation" + (" with this system prompt" if text.strip() else " without a system prompt")
+    if name == "/adapter":
+        conversation.generator.use_adapter(text.strip() or None)
+        return f"{text.strip() or 'the base'} answers"
     if name == "/undo":
         return "the last turn is taken back" if conversation.undo() else "there is no turn to take back"
     return f"{name} is no command\n{HELP}"

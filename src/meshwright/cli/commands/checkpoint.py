@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from meshwright import runfile
-from meshwright.cli.options import PathType, StepType
+from meshwright.cli.options import AmountType, PathType, StepType
 from meshwright.cli.output import Align, emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
@@ -31,6 +31,14 @@ RUN_SUFFIXES = (".yaml", ".yml")
 )  # fmt: skip
 @click.option("--merge", is_flag=True, help="to-hf of adapters: merge them into the base weights.")
 @click.option(
+    "--adapter", "adapters", multiple=True, metavar="FOLDER",
+    help="With --merge, where WHERE is a folder of base weights: an adapter to merge. May be repeated.",
+)  # fmt: skip
+@click.option(
+    "--factor", "factors", multiple=True, type=AmountType(), metavar="X",
+    help="A factor of each --adapter, in their order, for a weighted sum.  [default: 1]",
+)  # fmt: skip
+@click.option(
     "--dequantised", is_flag=True,
     help="With --merge: into the quantised base of the training, rounded to its format and back.",
 )  # fmt: skip
@@ -46,11 +54,17 @@ def command(*, kind: str, where: Path, weights: Path | None, step: StepChoice, *
     WHERE is a run file, a folder of checkpoints, or one checkpoint. --step best is the one with the lowest validation
     loss, which runs with train.checkpoint.keep_best have.
 
+    With --merge and --adapter WHERE is a folder of Hugging Face weights, to which the adapters are added.
+
     verify names the last good checkpoint. to-hf writes the config.json and the tokenizer too, and LoRA adapters in the
     PEFT format, or with --merge merged into the base weights. from-hf also takes adapters; `meshwright train RUN.yaml
     --resume` starts from step 0.
     """
     _require_options(kind, weights=weights, step=step, dtype=of_export["dtype"], merge=of_export["merge"])
+    if of_export["adapters"] and not of_export["merge"]:
+        raise InputError("--adapter needs --merge", hint="add --merge")
+    if of_export["factors"] and len(of_export["factors"]) != len(of_export["adapters"]):
+        raise InputError("--factor", got=len(of_export["factors"]), allowed=f"{len(of_export['adapters'])}, or none")
     if of_export["dequantised"] and not of_export["merge"]:
         raise InputError("--dequantised needs --merge", hint="add --merge")
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
@@ -115,8 +129,9 @@ def _print_verify(document: Document) -> None:
 
 def _print_to_hf(document: Document) -> None:
     print_line(
-        f"Wrote the {document['kind']} of {document['model']} after step {document['step']:,} as {document['dtype']}: "
-        f"{document['weights']}"
+        f"Wrote the {document['kind']} of {document['model']}"
+        + ("" if document["step"] is None else f" after step {document['step']:,}")
+        + f" as {document['dtype']}: {document['weights']}"
     )
     note(*document["notes"])
 

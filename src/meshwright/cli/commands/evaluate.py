@@ -48,7 +48,8 @@ def _show(done: Evaluation) -> None:
         rows,
         title=f"{done.model['name']}" + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
     )
-    for text in done.texts:
+    of_adapters = [text for found in done.adapters.values() for text in found["texts"]]
+    for text in of_adapters or done.texts:
         for kind in ("worst", "longest"):
             if text[kind]:
                 print_table(

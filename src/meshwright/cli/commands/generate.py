@@ -45,11 +45,13 @@ def command(*, asked: dict[str, Any], prompt: str | None, prompts_path: Path | N
         generator, about = open_generator(**settings)
     note(*about)
     command = ("meshwright", *sys.argv[1:])
-    if len(requests) == 1 and not wants_json():
+    adapters = generator.trained.adapters
+    num_answers = len(requests) * (len(adapters.names) if adapters else 1)
+    if num_answers == 1 and not wants_json():
         done = completions(generator, requests, batch=1, about=about, command=command, on_text=write_text)
         end_line(done.text)
     else:
-        with progress("generating", total=len(requests)) as advance:
+        with progress("generating", total=num_answers) as advance:
             done = completions(generator, requests, batch=batch, about=about, command=command, on_batch=advance)
         if wants_json():
             emit_json(done)
@@ -98,5 +100,6 @@ def _print_all(done: Generation) -> None:
         prompt = completion.prompt
         shown = " ".join((prompt if isinstance(prompt, str) else str(prompt[-1].get("content", ""))).split())
         shown = shown if len(shown) <= SHOWN_PROMPT else f"{shown[:SHOWN_PROMPT]}..."
-        write_text(number, f"[{number}] {shown}\n{completion.text}")
+        by = f" {completion.adapter}:" if completion.adapter else ""
+        write_text(number, f"[{number}]{by} {shown}\n{completion.text}")
         end_line(completion.text)

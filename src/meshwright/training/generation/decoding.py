@@ -41,6 +41,7 @@ class Completed:
     tokens: tuple[int, ...]
     text: str
     ending: GenerationEnding
+    adapter: str | None = None  # of several, the one that computed
 
 
 @dataclass(kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from meshwright.errors import InputError
 from meshwright.specs.generation import Sampling
@@ -31,6 +31,14 @@ class TextGenerator:
         self.tokenizer = self.trained.require_tokenizer()
         self._cached = CachedModel(self.trained.module)
         self._turn_end = turn_end(self.tokenizer)
+
+    def use_adapter(self, name: str | None) -> None:
+        """Compute with another adapter of the model; None: with the base. Raises InputError for an unknown name."""
+        if self.trained.adapters is not None:
+            self.trained.adapters.use(name)
+            self._cached.clear()
+        elif name is not None:
+            raise InputError("the model was loaded without named adapters", got=name, hint="--adapter NAME=FOLDER")
 
     def close(self) -> None:
         """Restore the model."""
@@ -73,7 +81,7 @@ class TextGenerator:
         is_cancelled: Callable[[], bool] | None = None,
     ) -> list[Completed]:
         """Complete the prompts, `batch` at a time; completions are in their order."""
-        return complete(
+        done = complete(
             self._cached,
             prompts,
             batch=batch,
@@ -84,3 +92,5 @@ class TextGenerator:
             is_cancelled=is_cancelled,
             timing=self.timing,
         )
+        adapters = self.trained.adapters
+        return done if adapters is None else [replace(each, adapter=adapters.used) for each in done]
