@@ -121,8 +121,8 @@ def evaluation(
         }
 
     begin_s, named = time.perf_counter(), {}
-    for name in () if trained.adapters is None else trained.adapters.names:
-        trained.adapters.use(name)
+    for name in ((adapters := trained.adapters) and adapters.names) or ():
+        adapters.use(name)
         named[name] = measured()
     found = next(iter(named.values()), None) or measured()
     return Evaluation(

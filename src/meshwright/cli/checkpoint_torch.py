@@ -55,7 +55,8 @@ def to_hf(
     if adapters:
         if run is not None or step is not None or dequantised:
             raise InputError("--adapter is for a folder of base weights", got="a run file, --step or --dequantised")
-        return asdict(exporting.export_sum(folder, weights, adapters=adapters, factors=factors, dtype=dtype))
+        done = exporting.export_sum(folder, weights, adapters=adapters, factors=factors, dtype=dtype)
+        return asdict(done) | {"step": None}
     if run is not None and exporting.has_own_checkpoints(run.engine):
         if dequantised:
             raise InputError("--dequantised is for checkpoints of the native engine", got=run.engine)

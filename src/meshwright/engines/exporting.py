@@ -29,7 +29,7 @@ class Exported:
     """Result of an export: the weights of `checkpoint` are in the folder `weights`."""
 
     checkpoint: Path
-    step: int | None  # None: adapters of folders
+    step: int
     weights: Path
     kind: ExportKind
     dtype: Dtype
@@ -148,7 +148,7 @@ def export_sum(
         save_weights(module, out, dtype=conversion.FORMATS[dtype])
         return SavedCheckpoint(path=base, step=0)
 
-    return replace(_exported(folder, write, kind="merged weights", dtype=dtype, content=content), step=None)
+    return _exported(folder, write, kind="merged weights", dtype=dtype, content=content)
 
 
 def _exported(

@@ -46,7 +46,8 @@ class NamedAdapters:
                 self._plain.setdefault(path, _child(self.built, path))
             if isinstance(module, LoraLinear):
                 base = self.built.get_submodule(path)
-                module.weight, module.bias = base.get_parameter("weight"), getattr(base, "bias", None)
+                module.weight = base.get_parameter("weight")
+                module.register_parameter("bias", getattr(base, "bias", None))
         for path, module in saved_modules(other).items():
             own[path] = module.to(weight.dtype)
             self._plain.setdefault(path, _child(self.built, path))
