@@ -6,6 +6,7 @@ key/value heads, d head dimension, E routed experts, k experts per token.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -260,14 +261,6 @@ class BaseFormat(StrEnum):
     NF4_DOUBLE = "nf4_double"  # the same with double quantisation: scales in 8 bits, a scale of theirs per 256
 
 
-class LoraInit(StrEnum):
-    """Initial adapters."""
-
-    STANDARD = "standard"  # A random, B zero: the model is its base
-    PISSA = "pissa"  # the largest singular values of the matrix, which the base loses (Meng et al. 2024)
-    OLORA = "olora"  # the first columns of its QR decomposition, likewise (Büyükakyüz 2024)
-
-
 NF4_BLOCK = 64
 """Weights with one scale in both formats of 4 bits (QLoRA, section 3)."""
 
@@ -301,6 +294,13 @@ def _lora_place(place: str) -> str:
 _LoraPlace = Annotated[str, _lora_place]
 
 
+def _lora_init(name: str) -> str:
+    """The initial adapters. Raises ValueError for another text."""
+    if name not in ("standard", "pissa", "olora") and not re.fullmatch(r"pissa_niter_\d{1,3}", name):
+        raise ValueError("standard, pissa, pissa_niter_N, olora")
+    return name
+
+
 SAVED_MODULES = ("embedding", "head")
 _SavedModule = Annotated[str, Names(SAVED_MODULES)]
 
@@ -328,12 +328,14 @@ class Lora:
     layers: Annotated[tuple[SizeOrZero, ...], Limits(min_length=1), _ascending] | None = None  # None: all
     use_dora: bool = False  # a trained length of each row of the matrices (DoRA, Liu et al. 2024)
     modules_to_save: Annotated[tuple[_SavedModule, ...], _each_once] = ()  # trained whole, beside the adapters
-    init: LoraInit = LoraInit.STANDARD
+    # standard: A random, B zero; pissa: the largest singular values of the matrix, which the base loses (Meng et al.
+    # 2024), pissa_niter_N: found by N iterations; olora: the first columns of its QR decomposition (Büyükakyüz 2024)
+    init: Annotated[str, _lora_init] = "standard"
 
     @property
     def moves_base(self) -> bool:
         """True if the base loses what the adapters begin with."""
-        return self.init is not LoraInit.STANDARD
+        return self.init != "standard"
 
     def at(self, matrix: str, *, layer: int) -> Lora | None:
         """These adapters with the one rank and alpha that `matrix` has in `layer`; None: the layer has none."""

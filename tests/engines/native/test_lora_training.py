@@ -92,6 +92,7 @@ CASES: dict[str, tuple[Plan, tuple[str, ...]]] = {
     ),
     "tensor, olora, dropout": (Plan(tensor=2, micro_batch=4), (*EVERYTHING, *DROPOUT, "lora.init=olora")),
     "pipeline, pissa": (Plan(pipeline=2, micro_batch=2), ("lora.init=pissa",)),
+    "fsdp, iterations": (Plan(data_shard=2, micro_batch=4), ("lora.init=pissa_niter_2",)),
     "tensor, dora, dropout": (Plan(tensor=2, micro_batch=4), (*EVERYTHING, *DROPOUT, "lora.use_dora=true")),
     "tensor, latent, dora": (Plan(tensor=2, micro_batch=4), (*LATENT, "lora.use_dora=true")),
     "experts": (
@@ -486,7 +487,7 @@ def test_adapters_that_begin_in_their_base_are_those_of_peft(tuned, meshwright, 
         assert_same(theirs.eval()(tokens).logits, merged)
 
 
-@pytest.mark.parametrize("init", ["pissa", "olora"])
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_2", "olora"])
 def test_a_resumed_run_goes_on_from_what_its_base_lost(tuned, init):
     tuned("whole", f"lora.init={init}")
     tuned("parts", f"lora.init={init}", "train.steps=3")

@@ -24,6 +24,7 @@ from meshwright.training.models import (
     materialize,
     merge_adapters,
 )
+from meshwright.training.models.lora import beginning
 from meshwright.training.weights import adapters_of, load_adapters, load_weights, read_lora, save_adapters, save_weights
 
 ALL = ("query", "key", "value", "output", "gate", "up", "down")
@@ -389,3 +390,23 @@ def test_gradients_equal_those_of_peft(tmp_path, use_dora):
         return {named(name): parameter.grad for name, parameter in adapters_of(trained()).items()}
 
     assert_equals(ours, theirs, weights=trained().parameters(), terms=TERMS)
+
+
+def test_pissa_by_iterations_begins_as_pefts():
+    """With the same random vectors; those of a run are of its seed, and each matrix has its own."""
+    peft = pytest.importorskip("peft")
+    layer = torch.nn.Sequential(torch.nn.Linear(24, 16, bias=False))
+    weight = layer[0].weight.detach().clone()
+    config = peft.LoraConfig(r=3, lora_alpha=4, target_modules=["0"])
+    theirs = peft.get_peft_model(layer, config).base_model.model[0]
+    torch.manual_seed(7)
+    theirs.pissa_init("default", "pissa_niter_2")
+    before = torch.get_rng_state()
+    a, b = beginning(weight, "pissa_niter_2", rank=3, scale=4 / 3, seed=7)
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = {"a": theirs.lora_A["default"].weight, "b": theirs.lora_B["default"].weight}
+    assert_equals(lambda: {"a": a, "b": b}, expected, weights=[weight], terms=24)
+    exact = beginning(weight, "pissa", rank=3, scale=4 / 3)
+    assert not torch.allclose(b @ a, exact[1] @ exact[0], atol=1e-4)
+    many, _ = (beginning(weight, f"pissa_niter_{n}", rank=3, scale=4 / 3, seed=7) for n in (200, 1))
+    assert torch.allclose(many[1] @ many[0], exact[1] @ exact[0], atol=1e-5)

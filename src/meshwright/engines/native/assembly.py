@@ -309,7 +309,7 @@ def _stage(
         init_scores(module, seed=run.train.seed)
         load_weights(module, weights, new_rows=run.data.new_rows)
         init_magnitudes(module)
-    init_from_base(module)
+    init_from_base(module, seed=run.train.seed)
     return module
 
 

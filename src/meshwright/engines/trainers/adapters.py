@@ -51,6 +51,7 @@ def lora_task(settings: Settings, *, kind: str | None, model: Model) -> dict[str
         "base_format": "nf4_double" if kind == "qlora" else _base_format(settings),
         **patterns,
     }
+    found |= _init(settings)
     if settings.truth("dora"):
         found["use_dora"] = True
     if saved := settings.get("modules_to_save"):
@@ -73,6 +74,21 @@ def _pattern(settings: Settings, name: str) -> dict[str, Any]:
     if not (isinstance(given, Mapping) and all(module in LORA_TARGETS for module in given)):
         raise settings.error(name, "run files have ranks and alphas of modules", allowed=", ".join(LORA_TARGETS))
     return {target: value for module, value in given.items() for target in LORA_TARGETS[module].split(", ")}
+
+
+def _init(settings: Settings) -> dict[str, str]:
+    """Return the initial adapters, by PEFT's names or by LLaMA-Factory's switch and iterations."""
+    given = settings.get("initial_adapters")
+    if settings.truth("pissa"):
+        iterations = settings.number("pissa_iterations")
+        given = "pissa" if iterations == -1 else f"pissa_niter_{iterations}"
+    if given in (None, True, "gaussian"):
+        return {}
+    if not (isinstance(given, str) and given.startswith(("pissa", "olora"))):
+        raise settings.error(
+            "initial_adapters", "run files do not have it", allowed="true, pissa, pissa_niter_N, olora"
+        )
+    return {"init": given}
 
 
 def _base_format(settings: Settings) -> str:

@@ -86,16 +86,17 @@ def init_adapters(model: nn.Module, *, seed: int) -> None:
 
 
 @torch.no_grad()
-def init_from_base(model: nn.Module) -> None:
+def init_from_base(model: nn.Module, *, seed: int) -> None:
     """Take the adapters of PiSSA and OLoRA out of the base's matrices, which are as their files have them. Collective.
 
     Every process decomposes whole matrices, and keeps its part.
     """
-    for _, layer in adapted(model):
+    for name, layer in adapted(model):
         if layer.initial_a is None:
             continue
         whole = whole_tensor(layer.weight).float()
-        a, b = beginning(whole, layer.init, rank=layer.lora_a.out_features, scale=layer.scale)
+        drawn = _generator(seed, name, torch.device("cpu")).initial_seed()
+        a, b = beginning(whole, layer.init, rank=layer.lora_a.out_features, scale=layer.scale, seed=drawn)
         for ours, initial, value in ((layer.lora_a, layer.initial_a, a), (layer.lora_b, layer.initial_b, b)):
             fill_whole(ours.weight, value)
             initial.copy_(value)

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from meshwright.errors import InputError
 from meshwright.kernels.linear import linear
-from meshwright.specs.model import QKV, SAVED_MODULES, AttentionKind, BaseFormat, Lora, LoraInit, Model
+from meshwright.specs.model import QKV, SAVED_MODULES, AttentionKind, BaseFormat, Lora, Model
 from meshwright.training.models.attention import GroupedAttention
 from meshwright.training.models.quantized import QuantizedWeight
 from meshwright.training.models.transformer import Transformer
@@ -150,10 +150,12 @@ def init_magnitudes(built: nn.Module) -> None:
             layer.lora_magnitude.copy_(lengths)
 
 
-def beginning(weight: Tensor, init: LoraInit, *, rank: int, scale: float) -> tuple[Tensor, Tensor]:
+def beginning(weight: Tensor, init: str, *, rank: int, scale: float, seed: int = 0) -> tuple[Tensor, Tensor]:
     """A [rank, in] and B [out, rank] of PiSSA or OLoRA for a matrix, fp32. Raises InputError where it has a lower rank.
 
-    >>> a, b = beginning(torch.diag(torch.tensor([2.0, 3.0])), LoraInit.PISSA, rank=1, scale=2.0)
+    `seed` is for the random vectors that the iterations of `pissa_niter_N` start from.
+
+    >>> a, b = beginning(torch.diag(torch.tensor([2.0, 3.0])), "pissa", rank=1, scale=2.0)
     >>> (2.0 * b @ a).round(decimals=4).tolist()
     [[0.0, 0.0], [0.0, 3.0]]
     """
@@ -161,10 +163,16 @@ def beginning(weight: Tensor, init: LoraInit, *, rank: int, scale: float) -> tup
         raise InputError(
             f"lora.init: {init} takes its adapters from a matrix", got=f"rank {rank}", allowed=min(weight.shape)
         )
-    if init is LoraInit.OLORA:
+    if init == "olora":
         q, r = torch.linalg.qr(weight.float())
         return r[:rank].contiguous(), q[:, :rank].contiguous()
-    u, s, v = torch.linalg.svd(weight.float(), full_matrices=False)
+    if iterations := init.removeprefix("pissa").removeprefix("_niter_"):
+        with torch.random.fork_rng([weight.device] if weight.is_cuda else []):
+            torch.manual_seed(seed)
+            u, s, columns = torch.svd_lowrank(weight.float(), rank, niter=int(iterations))
+        v = columns.T
+    else:
+        u, s, v = torch.linalg.svd(weight.float(), full_matrices=False)
     root = (s[:rank] / scale).sqrt()
     return root[:, None] * v[:rank], u[:, :rank] * root
 

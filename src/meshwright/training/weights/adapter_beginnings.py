@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from meshwright.errors import InputError
-from meshwright.specs.model import Lora, LoraInit
+from meshwright.specs.model import Lora
 from meshwright.training.models import Transformer
 from meshwright.training.models.lora import beginning
 from meshwright.training.weights.adapter_config import CONFIG, IN_THE_BASE, PREFIX, AdapterSize, read_config, size_of
@@ -70,7 +70,7 @@ def plain_adapters(folder: Path, *, base: Path | None, scores: bool = False) -> 
                 raise InputError(f"{folder}: {init} needs the matrix in the base", got=module, allowed=str(base))
             size = size_of(config, module)
             initial = beginning(
-                weights.read(f"{module}.weight"), LoraInit(init), rank=size.rank, scale=size.alpha / size.rank
+                weights.read(f"{module}.weight"), str(init), rank=size.rank, scale=size.alpha / size.rank
             )
             pair = {name: (tensor, initial[0], True), other: (adapters.read(other), initial[1], False)}
             entries += [_entry(key, _joined(t, i, is_a=is_a)) for key, (t, i, is_a) in pair.items()]

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from meshwright.catalog.family_tensors import MODULES_TO_SAVE
 from meshwright.errors import InputError
 from meshwright.json_values import load_json
-from meshwright.specs.model import Lora, LoraInit
+from meshwright.specs.model import Lora
 
 CONFIG = "adapter_config.json"
 
@@ -39,7 +39,7 @@ _PLAIN = {
     "init_lora_weights": (True, "gaussian", "orthogonal", "eva"),  # others change the base
 }
 """Values of other keys that leave a plain LoRA adapter, beside null, false and empty ones."""
-IN_THE_BASE = (LoraInit.PISSA, LoraInit.OLORA)
+IN_THE_BASE = ("pissa", "olora")
 """Adapters that begin with a part of the base."""
 _MERGE = "merge the adapter with PEFT (merge_and_unload), and use the merged weights"
 _PATTERNS = {"r": "rank_pattern", "lora_alpha": "alpha_pattern"}
@@ -64,7 +64,7 @@ def read_config(path: Path, *, scores: bool = False, is_plain: bool = True) -> d
     """
     usual = _PLAIN | {"task_type": ("SEQ_CLS" if scores else "CAUSAL_LM",)}
     if not is_plain:
-        usual["init_lora_weights"] += (*map(str, IN_THE_BASE),)
+        usual["init_lora_weights"] += IN_THE_BASE
     try:
         config = load_json(path)
         config = {"lora_dropout": 0.0} | config

@@ -486,6 +486,17 @@ def test_noise_and_smoothed_labels_are_carried_over(read, content):
     assert (train.neftune_alpha, train.label_smoothing) == (5.0, content.get("label_smoothing_factor", 0.0))
 
 
+def test_adapters_that_begin_in_their_base(read):
+    factory = LLAMA_FACTORY | {"quantization_bit": None, "pissa_init": True}
+    adapted = AXOLOTL | {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
+    found = [read(factory), read(factory | {"pissa_iter": 4}), read(factory | {"pissa_iter": -1})]
+    found += [read(adapted | {"peft_init_lora_weights": name}) for name in ("olora", "pissa_niter_8", True)]
+    inits = ["pissa_niter_16", "pissa_niter_4", "pissa", "olora", "pissa_niter_8", "standard"]
+    assert [run.lora.init for run in found] == inits
+    with pytest.raises(InputError, match=r"peft_init_lora_weights: run files do not have it: got 'loftq'"):
+        read(adapted | {"peft_init_lora_weights": "loftq"})
+
+
 def test_rank_stabilised_adapters_have_the_same_scale(read):
     assert read(TRL | {"use_rslora": True}).lora.alpha == pytest.approx(64 * 32**0.5)
 
