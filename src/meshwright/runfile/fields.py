@@ -28,7 +28,7 @@ UNION_TAGS = {_WORD, _NUMBER, _MAPPING, _VARIANT}
 class RunFileSection(BaseModel):
     """A mapping of the run file: its keys are known, its values are what they look like."""
 
-    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=())
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True, protected_namespaces=(), defer_build=True)
 
     @model_validator(mode="before")
     @classmethod
