@@ -64,6 +64,10 @@ def routes_of(dtype: torch.dtype) -> tuple[GemmRoute, ...]:
     return GemmRoute.TORCH, GemmRoute.ONEDNN, GemmRoute.TORCH_ROWS, GemmRoute.ONEDNN_ROWS
 
 
+WIDENED_NUMBERS, LEAST_WIDENED_ROWS = 2**20, 64
+"""Numbers in fp32 of the rows of a factor, or of a result, that are widened at once, 4 MiB. Copies of all logits took
+an eighth of the memory of a small training. Blocks take no longer, as they stay in a cache."""
+
 LinearShape = tuple[torch.dtype, int, int, int]
 """Format, M, N, K of a linear layer."""
 
@@ -156,7 +160,15 @@ def _by_onednn(x_MK: Tensor, y_NK: Tensor) -> Tensor:
 
 
 def _widened(x_MK: Tensor, y_NK: Tensor) -> Tensor:
-    return BY_ROUTE[default_route(torch.float32)](x_MK.float(), y_NK.float()).to(x_MK.dtype)
+    product, y_NK = BY_ROUTE[default_route(torch.float32)], y_NK.float()
+    (num_rows, depth), columns = x_MK.shape, y_NK.shape[0]
+    at_once = max(LEAST_WIDENED_ROWS, WIDENED_NUMBERS // max(depth, columns))
+    if num_rows <= at_once:
+        return product(x_MK.float(), y_NK).to(x_MK.dtype)
+    result_MN = x_MK.new_empty(num_rows, columns)
+    for rows, result in zip(x_MK.split(at_once), result_MN.split(at_once), strict=True):
+        result.copy_(product(rows.float(), y_NK))
+    return result_MN
 
 
 BY_ROUTE: Mapping[GemmRoute, Callable[[Tensor, Tensor], Tensor]] = {

@@ -71,6 +71,28 @@ def test_a_processor_without_bf16_gemms_widens_and_one_with_amx_takes_pytorchs(m
     assert not linear_module.has_own_route(x)
 
 
+def test_a_large_gemm_is_widened_in_blocks_of_rows_with_the_same_result(monkeypatch):
+    pretend(monkeypatch, Multiplies.FP32)
+    shapes = ((700, 40), (90, 40), (700, 90))
+    x, weight, grad = (torch.randint(-3, 4, shape).bfloat16() for shape in shapes)  # whose sums are exact in any order
+    gemms = ((x, weight), (grad, weight.T), (grad.T, x.T))  # forward, input gradient, weight gradient
+    whole = [linear_module.matmul_nt(*factors) for factors in gemms]
+    fp32 = linear_module.default_route(torch.float32)
+    multiply, widened = linear_module.BY_ROUTE[fp32], []
+
+    def counting(rows, other):
+        widened.append(max(rows.numel(), len(rows) * len(other)))
+        return multiply(rows, other)
+
+    monkeypatch.setitem(linear_module.BY_ROUTE, fp32, counting)
+    monkeypatch.setattr(linear_module, "WIDENED_NUMBERS", 64 * 700)
+    assert all(
+        torch.equal(linear_module.matmul_nt(*factors), right) for factors, right in zip(gemms, whole, strict=True)
+    )
+    assert len(widened) > len(gemms)
+    assert max(widened) <= 64 * 700
+
+
 def test_only_plain_fp32_tensors_of_a_cpu_suit():
     x = torch.randn(3, 4)
     assert linear_module.has_own_route(x, x) == processor.HERE.is_better_with_onednn
