@@ -23,7 +23,7 @@ from meshwright.cost.pipeline.schedules import PipelineShape
 TRANSFER, PAIR_SAVING = 4, 5
 """Rows of `StageTimes.table` after the four `OpKind`s."""
 
-MOST_TOGETHER = 4_000_000
+MOST_TOGETHER = 3_000_000
 """Operations of graphs that are walked together: their arrays take some 70 MB."""
 
 
@@ -175,7 +175,7 @@ def _ends(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> FloatArr
     starts, rows = _starts(graphs), np.cumsum([0, *(len(table) for table, _ in tables)], dtype=np.int32)
     placed = list(zip(graphs, starts, rows, strict=False))
     # Every graph has one value more, zero: the end of "nothing to wait for".
-    producer, time_index = np.zeros((2, starts[-1]), dtype=np.int32)
+    producer, time_index = np.zeros((2, starts[-1]), dtype=np.intp)  # which `take` does not convert
     for graph, start, row in placed:
         np.add(graph.producer, start, out=producer[start : start + graph.num_ops])
         np.add(graph.time_index, row, out=time_index[start : start + graph.num_ops])
@@ -196,7 +196,7 @@ def _ends(graphs: Sequence[EventGraph], times: Sequence[StageTimes]) -> FloatArr
             ready += duration_s.take(index)
             end_s[here] = ready
             ran = ready == ready
-            np.copyto(now_s, ready, where=ran)
+            np.fmax(now_s, ready, out=now_s)
             here += ran
         if np.array_equal(here, before):
             raise RuntimeError(f"pipeline schedule deadlocks: {len(here)} ranks wait forever")
