@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ from meshwright.targets import load
 COMMANDS = "meshwright.cli.commands"
 
 TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+
+PLANNING = "Choose a plan"
+"""Section of the verbs that neither train nor measure."""
 
 JSON_HELP = "Write one JSON document to stdout and nothing else there."
 
@@ -105,6 +109,10 @@ class LazyGroup(click.Group):
             if meant := self.synonyms.get(args[0].lower()):
                 error.hint = f"the command is `{ctx.command_path} {meant}`"
             raise error
+        if self.verbs[args[0]].section == PLANNING:
+            os.environ.setdefault(
+                "OPENBLAS_NUM_THREADS", "1"
+            )  # NumPy takes longer to start more than planning multiplies
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
