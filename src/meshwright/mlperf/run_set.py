@@ -16,7 +16,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import shutil
 import subprocess
 import sys
 import time
@@ -258,19 +257,11 @@ def _finish(folder: Path, held: RunSet, *, index: int, code: int) -> RunResult:
         raise _failure(place, index=index, code=code)
     (folder / RECORDS).mkdir(exist_ok=True)
     with suppress(FileNotFoundError):
-        _publish(place / TRAINING / "record.json", folder / RECORDS / f"{index}.json")
-    _publish(log, folder / f"result_{index}.txt")  # last: a run with this file has ended
+        write_atomically(folder / RECORDS / f"{index}.json", (place / TRAINING / "record.json").read_bytes())
+    write_atomically(folder / f"result_{index}.txt", log.read_bytes())  # last: a run with this file has ended
     found = _result(read_log(folder / f"result_{index}.txt"), index=index, seed=held.seeds[index])
     assert found is not None
     return found
-
-
-def _publish(source: Path, target: Path) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.copyfile(source, partial)
-    with partial.open("rb") as stream:
-        os.fsync(stream.fileno())
-    partial.replace(target)
 
 
 def _failure(place: Path, *, index: int, code: int) -> MeshwrightError:

@@ -123,6 +123,11 @@ def main() -> int:
     except MeshwrightError as error:
         print(printable(str(error)), file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.filename is None:
+            raise
+        print(printable(f"{error.filename}: {error.strerror}"), file=sys.stderr)
+        return 2
     return 0
 
 

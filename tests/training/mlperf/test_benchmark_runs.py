@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("mlperf_logging")
 
+from tests.smoke_benchmark import write_smoke
+
 from meshwright import runfile
 from meshwright.api.run_benchmark import plan_benchmark
 from meshwright.errors import InputError, MeshwrightError
-from meshwright.mlperf.benchmarks import PROXIES, load_benchmark
+from meshwright.mlperf import worker
+from meshwright.mlperf.benchmarks import load_benchmark
 from meshwright.mlperf.check import log_findings
 from meshwright.mlperf.log import RunLog, read_log
 from meshwright.mlperf.run_log import EarlyDataError, RunLogger
@@ -29,27 +34,13 @@ from meshwright.records.training import Ending, read_record
 from meshwright.training.data import token_range
 from meshwright.training.data.corpus import open_data
 
-SMOKE = {  # of proxy_pretrain_xs: seconds
-    'value = 1.6': 'value = 4.5',
-    'interval = "ceil(128 /': 'interval = "ceil(32 /',
-    "samples = 128": "samples = 16",
-    "(ceil(128 / global_batch_size) * ": "(ceil(32 / global_batch_size) * ",
-    "* ceil(128 / global_batch_size)\"": "* ceil(32 / global_batch_size)\"",
-}  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def smoke(tmp_path_factory: pytest.TempPathFactory):
     """A benchmark file with an easy target, and a cache of its own."""
     folder = tmp_path_factory.mktemp("smoke")
-    text = (PROXIES / "proxy_pretrain_xs.toml").read_text()
-    for old, new in SMOKE.items():
-        assert old in text, old
-        text = text.replace(old, new)
     path = folder / "smoke_xs.toml"
-    path.write_text(
-        text.replace('rcp = "proxy_pretrain_xs_rcp.json"\nruleset_file = "proxy_pretrain_xs_ruleset.yaml"', "")
-    )
+    write_smoke(path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MESHWRIGHT_CACHE", str(folder / "cache"))
         yield path
@@ -328,3 +319,20 @@ def test_a_signal_that_kills_a_worker_leaves_no_result(smoke, tmp_path, monkeypa
     monkeypatch.setenv("PYTHONPATH", os.fspath(tmp_path))
     with pytest.raises(RunFailedError, match="exit code -9"):
         take_runs(ready, report=lambda done, active: None)
+
+
+@pytest.mark.parametrize(("path", "code"), [("full/record.json", 2), (None, None)])
+def test_a_full_disk_in_a_run_is_named_without_a_traceback(tmp_path, monkeypatch, capsys, path, code):
+    """An error that names no file is a bug, and keeps its traceback."""
+
+    def fail(task: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", *([] if path is None else [path]))
+
+    monkeypatch.setattr(worker, "read_task", lambda path: None)
+    monkeypatch.setattr(worker, "run_once", fail)
+    for name in ("signal_at_end_of_parent", "end_with_parent"):
+        monkeypatch.setattr(worker, name, lambda *_, **__: None)
+    monkeypatch.setattr("sys.argv", ["worker", "task.json"])
+    with pytest.raises(OSError, match="No space") if code is None else nullcontext():
+        assert worker.main() == code
+        assert capsys.readouterr().err == f"{path}: No space left on device\n"
