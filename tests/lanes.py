@@ -50,6 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("lanes")
     group.addoption("--until", type=float, help="begin no test after this moment, in seconds since 1970")
     group.addoption("--soak-hours", type=float, default=0.0, help="repeat interrupted trainings for so long")
+    group.addoption("--soak-folder", help="keep the sums of the soak there, and go on from them")
     group.addoption("--rotate", type=int, help="begin with another file for another number")
 
 

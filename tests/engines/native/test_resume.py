@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,8 @@ from tests.killing import kill_group
 from tests.tiny_runs import SMALLEST
 
 pytest.importorskip("torch")
+
+from meshwright.files import write_atomically
 
 OPTIMIZER = "{learning_rate: 1.0e-2, warmup_steps: 3}"
 ALONE = {
@@ -106,14 +110,54 @@ def test_a_dozen_of_interrupted_runs_are_one_run(
 ):
     """A soak: killed or asked to stop at any moment, while they start, too. Nothing of them is left.
 
-    `--soak-hours` repeats it with other moments for so long.
+    `--soak-hours` repeats it with other moments for so long. `--soak-folder` keeps the sums, and goes on from them.
     """
-    until, seed = time.monotonic() + 3600 * request.config.getoption("soak_hours"), 7
-    while seed == 7 or time.monotonic() < until:
+    until = time.monotonic() + 3600 * request.config.getoption("soak_hours")
+    sums = SoakSums.read(request.config.getoption("soak_folder"), request.node.callspec.id)
+    is_first = True
+    while is_first or time.monotonic() < until:
+        begun_s, seed = time.monotonic(), 7 + sums.rounds
         with monkeypatch.context() as patch:
             endings = soak(tiny_run, tmp_path / str(seed), patch, sections, steps, undisturbed, seed=seed)
-        assert seed > 7 or min(endings.count(-signal.SIGKILL), endings.count(128 + signal.SIGTERM)) > 1
-        seed += 1
+        kills, stops = endings.count(-signal.SIGKILL), endings.count(128 + signal.SIGTERM)
+        assert seed > 7 or min(kills, stops) > 1
+        sums.add(seconds=time.monotonic() - begun_s, kills=kills, stops=stops)
+        shutil.rmtree(tmp_path / str(seed))  # hours of them would fill the disk
+        is_first = False
+
+
+@dataclass(kw_only=True)
+class SoakSums:
+    """Sums of the rounds of a soak, kept in `path` if there is one."""
+
+    path: Path | None
+    rounds: int = 0
+    seconds: float = 0.0
+    kills: int = 0
+    stops: int = 0
+
+    @classmethod
+    def read(cls, folder: str | None, name: str) -> SoakSums:
+        path = None if folder is None else Path(folder) / f"{name.replace(' ', '-')}.json"
+        return cls(path=path, **(json.loads(path.read_text()) if path is not None and path.exists() else {}))
+
+    def add(self, *, seconds: float, kills: int, stops: int) -> None:
+        """Count a round that passed."""
+        self.rounds, self.seconds = self.rounds + 1, self.seconds + seconds
+        self.kills, self.stops = self.kills + kills, self.stops + stops
+        if self.path is not None:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(self.path, json.dumps({k: v for k, v in vars(self).items() if k != "path"}) + "\n")
+
+
+def test_the_sums_of_a_soak_go_on(tmp_path):
+    SoakSums.read(str(tmp_path / "kept"), "one process").add(seconds=2.0, kills=3, stops=1)
+    again = SoakSums.read(str(tmp_path / "kept"), "one process")
+    again.add(seconds=1.5, kills=2, stops=4)
+    assert json.loads((tmp_path / "kept" / "one-process.json").read_text()) == {
+        "rounds": 2, "seconds": 3.5, "kills": 5, "stops": 5,
+    }  # fmt: skip
+    assert SoakSums.read(str(tmp_path / "kept"), "two processes").rounds == 0
 
 
 def soak(tiny_run, tmp_path, patch, sections, steps, undisturbed, *, seed):
