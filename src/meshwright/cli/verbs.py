@@ -110,9 +110,8 @@ class LazyGroup(click.Group):
                 error.hint = f"the command is `{ctx.command_path} {meant}`"
             raise error
         if self.verbs[args[0]].section == PLANNING:
-            os.environ.setdefault(
-                "OPENBLAS_NUM_THREADS", "1"
-            )  # NumPy takes longer to start more than planning multiplies
+            # Starting NumPy's threads takes longer than the multiplications of planning.
+            os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
