@@ -55,16 +55,6 @@ class Assumption:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class ObservedGoodput:
-    """Goodput that a published run achieved. `at_least`: the source gives a lower bound."""
-
-    num_devices: int
-    goodput_ratio: float
-    at_least: bool
-    source: str
-
-
 def failure_rate(name: str) -> FailureRate:
     """The published rate called `name`; `UnknownNameError` with the nearest known one."""
     row = value_named("failure rate", name, toml_table(_FILE)["rates"])
@@ -110,11 +100,6 @@ def assumed(given: Mapping[str, float] | None = None) -> dict[str, float]:
             raise InputError(f"{name} is too small", got=value, allowed="> 0" if is_rate else ">= 0")
         values[name] = value
     return values
-
-
-def observed_goodputs() -> tuple[ObservedGoodput, ...]:
-    """Published shares of useful time, to test the model against."""
-    return tuple(ObservedGoodput(**row) for row in toml_table(_FILE)["observed"])
 
 
 def _device_seconds_per_failure(row: dict[str, Any]) -> float:

@@ -39,9 +39,6 @@ COMMANDS = "meshwright.cli.commands"
 
 TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-PLANNING = "Choose a plan"
-"""Section of the verbs that neither train nor measure."""
-
 JSON_HELP = "Write one JSON document to stdout and nothing else there."
 
 RUN_FILE_HELP = "RUN.yaml is a run file, or the name of one that ships (see `meshwright catalog runs`)."
@@ -109,7 +106,7 @@ class LazyGroup(click.Group):
             if meant := self.synonyms.get(args[0].lower()):
                 error.hint = f"the command is `{ctx.command_path} {meant}`"
             raise error
-        if self.verbs[args[0]].section == PLANNING:
+        if self.verbs[args[0]].section == "Choose a plan":
             # Starting NumPy's threads takes longer than the multiplications of planning.
             os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         return super().resolve_command(ctx, args)

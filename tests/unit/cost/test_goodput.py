@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 
 from meshwright.catalog import reliability
+from meshwright.catalog.entries import DATA
 from meshwright.cost import goodput as gp
 from meshwright.cost.goodput import CheckpointCost, RestartCost
 from meshwright.errors import InputError
+from meshwright.files import toml_table
 from meshwright.specs.estimate import Tier
 from meshwright.units import DAY_S, HOUR_S
 
@@ -54,15 +56,15 @@ def test_rsc1_rate_gives_the_published_projection(num_devices, hours):
     assert gp.mtbf_s(device_mtbf_s=rate, num_devices=num_devices) / HOUR_S == pytest.approx(hours, rel=0.01)
 
 
-@pytest.mark.parametrize("seen", reliability.observed_goodputs(), ids=lambda o: str(o.num_devices))
+@pytest.mark.parametrize("seen", toml_table(DATA / "reliability.toml")["observed"], ids=lambda o: str(o["num_devices"]))
 def test_published_goodput_is_predicted(seen):
     """The size of the models differs little from 14 bytes x 4e11 parameters; the assumptions are the
     catalogue's."""
-    estimate = gp.goodput_of_run(num_devices=seen.num_devices, bytes_per_device=14 * 4e11 / seen.num_devices)
-    if seen.at_least:
-        assert estimate.low > seen.goodput_ratio
+    estimate = gp.goodput_of_run(num_devices=seen["num_devices"], bytes_per_device=14 * 4e11 / seen["num_devices"])
+    if seen["at_least"]:
+        assert estimate.low > seen["goodput_ratio"]
     else:
-        assert estimate.low < seen.goodput_ratio < estimate.high
+        assert estimate.low < seen["goodput_ratio"] < estimate.high
 
 
 @pytest.mark.parametrize(("stall_s", "restart_s", "interval_s", "goodput"), [(10, 300, 193, 0.74), (1, 60, 61, 0.94)])
