@@ -163,8 +163,6 @@ def _widened(x_MK: Tensor, y_NK: Tensor) -> Tensor:
     product, y_NK = BY_ROUTE[default_route(torch.float32)], y_NK.float()
     (num_rows, depth), columns = x_MK.shape, y_NK.shape[0]
     at_once = max(LEAST_WIDENED_ROWS, WIDENED_NUMBERS // max(depth, columns))
-    if num_rows <= at_once:
-        return product(x_MK.float(), y_NK).to(x_MK.dtype)
     result_MN = x_MK.new_empty(num_rows, columns)
     for rows, result in zip(x_MK.split(at_once), result_MN.split(at_once), strict=True):
         result.copy_(product(rows.float(), y_NK))
