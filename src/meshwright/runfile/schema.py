@@ -25,9 +25,6 @@ from meshwright.specs.model import Attention, Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import RECOMPUTE_MODULES, AxisOrder, Offload, Schedule
 
-MAX_MTP_LAYERS = 16
-
-
 _FOLLOW = ("num_kv_heads", "head_dim", "family")
 """Keys of a named model that null takes away, so that they follow from its other shapes."""
 
@@ -65,7 +62,7 @@ def _optional(hint: Any) -> Any:
     return checked(hint)
 
 
-_MtpLayers = checked(Annotated[int, Limits(ge=0, le=MAX_MTP_LAYERS)])
+_MtpLayers = checked(Annotated[int, Limits(ge=0, le=16)])
 _ModelChanges = create_model(
     "_ModelChanges", __base__=RunFileSection, **_changes(InlineModel) | {"num_mtp_layers": (_MtpLayers, None)}
 )
