@@ -1,15 +1,16 @@
 """Faults at numbered file operations of a process, in `os`, `io` and files open for writing.
 
 `install` replaces the functions of this process, and so of all that are forked from it. Operations below the folder
-are numbered from 1 in the order in which they happen; the one with the number of the fault goes wrong:
+are numbered from 1 in the order in which they happen, those of all processes with the same record together; the one
+with the number of the fault goes wrong:
 
     ENOSPC  it and all that need room after it fail: the disk stays full
     EIO     it alone fails
-    KILL    the process group is killed before it
+    KILL    all processes are killed before it: the groups of those in which this is installed, and their launcher
     ALONE   the process that would do it is killed before it, and none beside it
-    TORN    a write puts down half of its bytes, and the group is killed
-    CUT     the group is killed, and a folder loses its changes of names since its last sync
-    LOST    the group is killed, and a file loses its writes since its last sync: all, half of them, or zeros stay
+    TORN    a write puts down half of its bytes, and all are killed
+    CUT     all are killed, and a folder loses its changes of names since its last sync
+    LOST    all are killed, and a file loses its writes since its last sync: all, half of them, or zeros stay
 
 `CUT` and `LOST` are what a power cut may leave: of the entries of folders, and of contents behind entries that stay.
 Who started the command calls `cut_power` when all of its processes have ended.
@@ -28,6 +29,7 @@ import signal
 import struct
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -66,6 +68,7 @@ class Injector:
     number: int
     record: Path  # outside of `root`
     passed_over: str = ""  # a folder below `root`
+    launcher: int | None = None  # number of a process that ends with these
     lock: Any = field(default_factory=threading.Lock)
 
     def __post_init__(self) -> None:
@@ -74,8 +77,10 @@ class Injector:
         with OPEN(self.record.with_suffix(".count"), "a+b") as file:  # of all processes, those of torchrun too
             file.truncate(8)
             self.counter = mmap.mmap(file.fileno(), 8)
+        is_first = not self.record.exists()
         self.log = OS["open"](self.record, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for path in self.root.rglob("*"):
+        self.write(group=os.getpgrp(), launcher=self.launcher)
+        for path in self.root.rglob("*") if is_first else ():
             self.durable(path)
 
     def is_inside(self, path: Path | None) -> bool:
@@ -114,8 +119,18 @@ class Injector:
         if self.kind is FaultKind.ALONE:
             os.kill(os.getpid(), signal.SIGKILL)
         if self.kind is not FaultKind.NONE:
-            os.killpg(0, signal.SIGKILL)
-            signal.pause()
+            self.kill_all()
+
+    def kill_all(self) -> None:
+        entries = [entry for entry in map(json.loads, self.record.read_text().splitlines()) if "group" in entry]
+        for launcher in {entry["launcher"] for entry in entries} - {None}:
+            with suppress(ProcessLookupError):
+                os.kill(launcher, signal.SIGKILL)
+        for group in {entry["group"] for entry in entries} - {os.getpgrp()}:
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)
+        signal.pause()
 
     def kept(self, path: Path) -> str | None:
         """A second name of the file that a rename will replace."""
@@ -194,9 +209,13 @@ class _File(io.FileIO):
         return super().write(data) or 0
 
 
-def install(folder: Path, *, kind: str, number: int, record: Path, passed_over: str = "") -> None:
+def install(
+    folder: Path, *, kind: str, number: int, record: Path, passed_over: str = "", launcher: int | None = None
+) -> None:
     """Number the operations below `folder` from here on; `record` gets a line for each."""
-    it = Injector(root=folder, kind=FaultKind(kind), number=number, record=record, passed_over=passed_over)
+    it = Injector(
+        root=folder, kind=FaultKind(kind), number=number, record=record, passed_over=passed_over, launcher=launcher
+    )
     for name in ("unlink", "remove", "rmdir", "truncate"):
         setattr(os, name, _one(it, name))
     for name in ("rename", "replace"):
