@@ -20,17 +20,19 @@ class Evaluation(Result):
             conversations; with `examples` the documents of the highest loss, and the longest.
         choices: accuracy, accuracy by characters, standard errors, likelihoods; None without questions.
         tasks: results of lm-evaluation-harness; None without tasks.
-        adapters: texts, choices and tasks of each of several adapters, by name; the ones above are of the first.
+        pairs: loss, accuracy, margin and rewards of pairs of answers, with standard errors.
+        adapters: texts, choices, tasks and pairs of each of several adapters, by name; the ones above are of the first.
         seconds: wall time of the evaluation, without loading.
     """
 
     model: Mapping[str, Any]
-    texts: tuple[Mapping[str, Any], ...]
-    choices: Mapping[str, Any] | None
-    tasks: Mapping[str, Any] | None
     seconds: float
     device: Mapping[str, Any]
     software: Mapping[str, str]
+    texts: tuple[Mapping[str, Any], ...] = ()
+    choices: Mapping[str, Any] | None = None
+    tasks: Mapping[str, Any] | None = None
+    pairs: tuple[Mapping[str, Any], ...] = ()
     command: tuple[str, ...] = ()
     git_commit: str | None = None
     adapters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -42,13 +44,16 @@ class Evaluation(Result):
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each metric: on what, metric, value, standard error, number; of each adapter."""
         if not self.adapters:
-            return self._rows(self.texts, self.choices, self.tasks)
+            return self._rows(self.texts, self.choices, self.tasks, self.pairs)
         named = {name: self._rows(**found) for name, found in self.adapters.items()}
         return [row | {"on": f"{name}: {row['on']}"} for name, rows in named.items() for row in rows]
 
     @staticmethod
     def _rows(
-        texts: Iterable[Mapping[str, Any]], choices: Mapping[str, Any] | None, tasks: Mapping[str, Any] | None
+        texts: Iterable[Mapping[str, Any]] = (),
+        choices: Mapping[str, Any] | None = None,
+        tasks: Mapping[str, Any] | None = None,
+        pairs: Iterable[Mapping[str, Any]] = (),
     ) -> list[dict[str, Any]]:
         rows = []
         for text in texts:
@@ -59,6 +64,10 @@ class Evaluation(Result):
             for turn in text["turns"]:
                 metric = f"loss_of_turn_{turn['turn']}"
                 rows.append(_row(text["source"], metric, turn["loss"], turn["loss_standard_error"], turn["num_tokens"]))
+        for found in pairs:
+            for name in ("loss", "accuracy", "margin", "chosen", "rejected"):
+                error = found[f"{name}_standard_error"]
+                rows.append(_row(found["source"], name, found[name], error, found["num_pairs"]))
         if choices is not None:
             for name in ("accuracy", "accuracy_normalized"):
                 error = choices[f"{name}_standard_error"]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from meshwright.api.generate import ADAPTER, DTYPE, MAX_BATCH, MODEL, STEP, TOKENIZER, AdapterLike
-from meshwright.api.question import AnyName, Count, Hook, PlainText, answered_by_body, question
+from meshwright.api.question import Amount, AnyName, Count, Hook, PlainText, answered_by_body, question
 from meshwright.errors import InputError
+from meshwright.specs.run import Preference, PreferenceLoss
 from meshwright.training.cpu_libraries import require_torch
 
 if TYPE_CHECKING:
     from meshwright.answers.evaluation import Evaluation
+    from meshwright.training.trained_model import TrainedModel
 
 
 @question("meshwright.api.evaluate:evaluation")
@@ -51,6 +53,13 @@ def evaluate(
         int | None,
         Count("Show so many documents of the highest loss, and so many of the longest.", unset="none", high=1000),
     ] = None,
+    reference: Annotated[
+        str | os.PathLike[str] | None,
+        AnyName(
+            "Compare answers of pairs by their likelihoods over those of this model, as DPO does.", metavar="MODEL"
+        ),
+    ] = None,
+    beta: Annotated[float, Amount("Scale of the rewards of --reference.")] = Preference.beta,
     batch: Annotated[int, Count("Sequences at once.", high=MAX_BATCH)] = 8,
     step: Annotated[int | Literal["best"] | None, STEP] = None,
     dtype: Annotated[str | None, DTYPE] = None,
@@ -89,6 +98,8 @@ def evaluation(
     task_folder: str | None,
     num_fewshot: int | None,
     limit: int | None,
+    reference: str | None,
+    beta: float,
     **of_model: Any,
 ) -> Evaluation:
     """The answer to `evaluate`. `of_model`: step, number format, tokenizer and adapter."""
@@ -97,6 +108,7 @@ def evaluation(
     from meshwright.training import telemetry
     from meshwright.training.evaluation.choices import evaluate_choices, read_questions
     from meshwright.training.evaluation.harness import run_tasks
+    from meshwright.training.evaluation.pairs import evaluate_pairs
     from meshwright.training.evaluation.text import evaluate_text, open_texts
     from meshwright.training.trained_model import load_trained, model_document
 
@@ -104,38 +116,65 @@ def evaluation(
         of_texts = {"sequence_length": sequence_length, "max_tokens": max_tokens, "examples": examples}
         _refuse_useless(of_texts, subject="a text: a source, or neither choices nor tasks")
     if not tasks:
-        of_tasks = {"limit": limit, "num_fewshot": num_fewshot, "task_folder": task_folder}
-        _refuse_useless(of_tasks, subject="a task")
+        _refuse_useless({"limit": limit, "num_fewshot": num_fewshot, "task_folder": task_folder}, subject="a task")
     questions = None if choices is None else read_questions(Path(choices).expanduser())
-    trained = load_trained(model, **of_model)
-    texts = open_texts(trained, source) if source is not None or not (questions or tasks) else []
-    folder = None if task_folder is None else Path(task_folder).expanduser()
-    windows = {"length": sequence_length, "batch": batch, "max_tokens": max_tokens, "examples": examples or 0}
+    trained = load_trained(model, **of_model, may_score=True)
+    other = None if reference is None else load_trained(reference, dtype=trained.dtype, tokenizer=of_model["tokenizer"])
+    compared = _compared(trained, other, beta=beta, is_more=bool(questions or tasks or max_tokens or examples))
+    texts = open_texts(trained, source, preference=compared) if source is not None or not (questions or tasks) else []
+    windows = {"length": sequence_length, "batch": batch}
+    of_tasks = {"folder": task_folder and Path(task_folder).expanduser(), "num_fewshot": num_fewshot, "limit": limit}
 
     def measured() -> dict[str, Any]:
-        of_tasks = {"folder": folder, "num_fewshot": num_fewshot, "limit": limit, "batch": batch}
+        if compared is not None:
+            return {"pairs": tuple(evaluate_pairs(trained, t, reference=other, beta=beta, **windows) for t in texts)}
+        more = {"max_tokens": max_tokens, "examples": examples or 0} | windows
         return {
-            "texts": tuple(evaluate_text(trained, text, **windows) for text in texts),
+            "texts": tuple(evaluate_text(trained, text, **more) for text in texts),
             "choices": evaluate_choices(trained, questions, batch=batch) if questions else None,
-            "tasks": run_tasks(trained, tasks, **of_tasks) if tasks else None,
+            "tasks": run_tasks(trained, tasks, batch=batch, **of_tasks) if tasks else None,
         }
 
-    begin_s, named = time.perf_counter(), {}
-    for name in ((adapters := trained.adapters) and adapters.names) or ():
-        adapters.use(name)
-        named[name] = measured()
-    found = next(iter(named.values()), None) or measured()
+    found = _by_adapter(trained, measured)
     return Evaluation(
         model=model_document(trained),
         **found,
-        adapters=named,
-        seconds=time.perf_counter() - begin_s,
         device=telemetry.device_facts(trained.device, accelerator=None),
         software=telemetry.software_facts(),
         command=tuple(command),
         git_commit=telemetry.git_commit(Path.cwd()),
-        notes=trained.notes + tuple(_notes(found["texts"], found["choices"])),
+        notes=trained.notes + tuple(_notes(found)),
     )
+
+
+def _by_adapter(trained: TrainedModel, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What is measured, with the first of several adapters, and by the names of all; and the seconds that it took."""
+    begin_s, named = time.perf_counter(), {}
+    if trained.adapters is not None:
+        for name in trained.adapters.names:
+            trained.adapters.use(name)
+            named[name] = measured()
+    found = next(iter(named.values()), None) or measured()
+    return found | {"adapters": named, "seconds": time.perf_counter() - begin_s}
+
+
+def _compared(
+    trained: TrainedModel, reference: TrainedModel | None, *, beta: float, is_more: bool
+) -> Preference | None:
+    """The way in which answers of pairs are compared; None: the data is no pairs. `is_more`: with other metrics."""
+    if not (trained.model.num_labels or reference):
+        _refuse_useless({"beta": None if beta == Preference.beta else beta}, subject="--reference")
+        return None
+    if is_more:
+        raise InputError("pairs of answers are measured without choices, tasks, max_tokens and examples")
+    if reference is None:
+        return Preference(loss=PreferenceLoss.REWARD)
+    if trained.model.num_labels:
+        raise InputError("a reward model has no reference", got=reference.name)
+    ours, theirs = (one.tokenizer and one.tokenizer.fingerprint for one in (trained, reference))
+    if ours != theirs:
+        raise InputError("the reference has another tokenizer", got=reference.name, hint="--tokenizer X of both")
+    return Preference(loss=PreferenceLoss.DPO)
 
 
 def _refuse_useless(given: Mapping[str, object], *, subject: str) -> None:
@@ -143,9 +182,15 @@ def _refuse_useless(given: Mapping[str, object], *, subject: str) -> None:
         raise InputError(f"{', '.join(useless)}: has no effect without {subject}")
 
 
-def _notes(texts: Sequence[Mapping[str, Any]], choices: Mapping[str, Any] | None) -> Iterator[str]:
+def _notes(measured: Mapping[str, Any]) -> Iterator[str]:
     """Notes on what the numbers leave out."""
-    for text in texts:
+    choices = measured.get("choices")
+    for found in measured.get("pairs", ()):
+        if found["num_skipped"]:
+            yield f"{found['source']}: {found['num_skipped']:,} pairs have no token of an answer in the sequence length"
+        if found["num_cut"]:
+            yield f"{found['source']}: {found['num_cut']:,} answers are cut by half of the sequence length"
+    for text in measured.get("texts", ()):
         if not text["is_whole"]:
             yield f"{text['source']}: ended after {text['num_tokens']:,} tokens; there are more"
     if choices is not None and choices["unused_keys"]:

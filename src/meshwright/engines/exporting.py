@@ -107,11 +107,9 @@ def export_saved(
     def write(out: Path) -> SavedCheckpoint:
         if isinstance(writer, SavedWeightsEngine):
             writer.export_saved_weights(saved, content, out, dtype=dtype)
-        elif content.lora is None:
-            conversion.export_weights(saved, content, out, dtype=dtype)
-        elif merge:
+        elif content.lora is None or merge:
             base = run and run.weights
-            conversion.export_merged(saved, content, out, dtype=dtype, base=base, dequantised=dequantised)
+            conversion.export_weights(saved, content, out, dtype=dtype, base=base, dequantised=dequantised)
         else:
             conversion.export_adapters(saved, content, out, dtype=dtype)
         return saved

@@ -110,9 +110,16 @@ def load_merged(
     return module.to(dtype)
 
 
-def export_weights(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
-    """Write the weights of a checkpoint that holds all of them. Raises InputError where `folder` is not empty."""
-    save_weights(load_saved(saved, held, dtype=torch.float32), folder, dtype=FORMATS[dtype])
+def export_weights(
+    saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None, dequantised: bool
+) -> None:
+    """Write the weights of a checkpoint, or of the base with its adapters added, as `load_saved` has them.
+
+    Raises InputError where `folder` is not empty.
+    """
+    found = torch.float32 if held.lora is None else FORMATS[dtype]
+    module = load_saved(saved, held, dtype=found, base=base, dequantised=dequantised)
+    save_weights(module, folder, dtype=FORMATS[dtype])
 
 
 def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str) -> None:
@@ -128,17 +135,8 @@ def export_adapters(saved: SavedCheckpoint, held: Content, folder: Path, *, dtyp
     save_adapters(adapters, folder, model=held.shapes, lora=held.lora, base=held.weights)
 
 
-def export_merged(
-    saved: SavedCheckpoint, held: Content, folder: Path, *, dtype: str, base: str | None, dequantised: bool
-) -> None:
-    """Write the weights of the base with the checkpoint's adapters added, as `load_saved` adds them."""
-    assert held.lora is not None
-    module = load_saved(saved, held, dtype=FORMATS[dtype], base=base, dequantised=dequantised)
-    save_weights(module, folder, dtype=FORMATS[dtype])
-
-
 def export_merged_folder(run: Run, adapters: Path, folder: Path, *, dtype: str) -> None:
-    """Like `export_merged`, from a PEFT folder that holds adapters of `run`."""
+    """Like `export_weights`, from a PEFT folder that holds adapters of `run`."""
     base, new_rows = _base(run.weights), run.data.new_rows
     module = load_merged(run.model, base, {adapters: 1.0}, dtype=FORMATS[dtype], new_rows=new_rows)
     save_weights(module, folder, dtype=FORMATS[dtype])

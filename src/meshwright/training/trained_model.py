@@ -107,12 +107,13 @@ def load_trained(
     dtype: str | None = None,
     tokenizer: str | None = None,
     adapter: Sequence[str | Path] | None = None,
+    may_score: bool = False,
 ) -> TrainedModel:
     """Load the model that `given` names, on this machine's accelerator or its CPU.
 
     `step` chooses a checkpoint (None: the newest), `dtype` the number format (None: the training's or the
     files'), `tokenizer` another tokenizer, `adapter` a PEFT folder whose adapter is added to the weights, or several
-    as NAME=FOLDER, the first of which computes.
+    as NAME=FOLDER, the first of which computes. `may_score`: a reward model is loaded too.
     Raises InputError for a name that cannot be loaded.
     """
     found = _find(given, step=step)
@@ -130,10 +131,10 @@ def load_trained(
         other = open_tokenizer(tokenizer, source=None, cache=default_cache())
         notes = tuple(note for note in loaded.notes if note != loaded.tokenizer_fault)
         loaded = replace(loaded, tokenizer=other, ends=(other.end,), notes=notes)
-    if loaded.model.num_labels:
+    if loaded.model.num_labels and not may_score:
         raise InputError(
             "a reward model scores texts, and writes none", got=given,
-            hint="`checkpoint to-hf` writes it for transformers' AutoModelForSequenceClassification",
+            hint="`evaluate` scores pairs of answers with it; `checkpoint to-hf` writes it for transformers",
         )  # fmt: skip
     known = loaded.tokenizer
     if known is not None and known.vocab > loaded.model.vocab:

@@ -67,16 +67,32 @@ def _like_lengths(module: Transformer, rows: Sequence[Row]) -> list[Sequence[Row
     return [[row] for row in rows] if is_by_length else [rows]
 
 
-def _of_batch(module: Transformer, rows: Sequence[Row]) -> list[RowLosses]:
-    assert module.norm is not None
+@torch.inference_mode()
+def scores_of(module: Transformer, rows: Sequence[Row]) -> list[float]:
+    """Scores of a reward model at the last token of each row."""
     assert module.head is not None
+    found: list[float] = []
+    for batch in _like_lengths(module, rows):
+        ends_B = [len(row.tokens) - 1 for row in batch]
+        found += module.head(_hidden_states(module, batch)[range(len(batch)), ends_B]).float().flatten().tolist()
+    return found
+
+
+def _hidden_states(module: Transformer, rows: Sequence[Row]) -> Tensor:
+    """Behind the norm, [B, T, D]."""
+    assert module.norm is not None
     longest, device = max(len(row.tokens) for row in rows), next(module.parameters()).device
     tokens_BT = torch.tensor([[*row.tokens, *[0] * (longest - len(row.tokens))] for row in rows], device=device)
-    padding = [longest - len(row.labels) for row in rows]
+    return module.norm(module.hidden_states(tokens_BT))
+
+
+def _of_batch(module: Transformer, rows: Sequence[Row]) -> list[RowLosses]:
+    assert module.head is not None
+    hidden_BTD = _hidden_states(module, rows)
+    longest, hidden_ND = hidden_BTD.shape[1], hidden_BTD.flatten(0, 1)
     labels_BT = torch.tensor(
-        [[*row.labels, *[IGNORED_LABEL] * count] for row, count in zip(rows, padding, strict=True)], device=device
+        [[*row.labels, *[IGNORED_LABEL] * (longest - len(row.labels))] for row in rows], device=hidden_ND.device
     )
-    hidden_ND = module.norm(module.hidden_states(tokens_BT)).flatten(0, 1)
     chunk = max(1, CHUNK_LOGITS // module.model.vocab)
     losses, firsts = [], []
     for hidden_CD, labels_C in zip(hidden_ND.split(chunk), labels_BT.flatten().split(chunk), strict=True):

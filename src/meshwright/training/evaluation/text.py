@@ -24,7 +24,7 @@ import numpy as np
 from meshwright.errors import InputError
 from meshwright.files import default_cache
 from meshwright.kernels.labels import IGNORED_LABEL
-from meshwright.specs.run import SYNTHETIC
+from meshwright.specs.run import SYNTHETIC, Preference
 from meshwright.training.data.corpus import require_pairs
 from meshwright.training.data.source import TokenFiles, open_source
 from meshwright.training.data.split import Extents, everything, hold_out
@@ -87,13 +87,14 @@ class _Tally:
             self.turns[int(turn)].add(float(losses_T[is_here_T].sum()), int(is_here_T.sum()))
 
 
-def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
+def open_texts(trained: TrainedModel, source: str | None, *, preference: Preference | None = None) -> list[Text]:
     """Open the tokens of `source`; None: the training's validation data, or the documents held out for validation.
 
-    Raises InputError if there is no such data, or a token is not in the model's vocabulary.
+    `preference`: the data is pairs of answers. Raises InputError if there is no such data, or a token is not in the
+    model's vocabulary.
     """
     if source is not None:
-        return [_open(trained, source)]
+        return [_open(trained, source, preference)]
     data = trained.data
     if data is None or data.is_synthetic:
         raise InputError(
@@ -101,16 +102,16 @@ def open_texts(trained: TrainedModel, source: str | None) -> list[Text]:
             hint="name a source after the model: a file, a folder, python-stdlib, a data set",
         )  # fmt: skip
     if sources := data.validation_sources:
-        return [_open(trained, name) for name in sources.values()]
+        return [_open(trained, name, preference) for name in sources.values()]
     if trained.holds_out is False:
         raise InputError(
             "the training held no documents out, and has no validation data", got=trained.name,
             hint="name a source after the model; train.evaluate holds documents out of the next training",
         )  # fmt: skip
-    return [_open(trained, source.path, is_held_out=True) for source in data.sources.values()]
+    return [_open(trained, source.path, preference, is_held_out=True) for source in data.sources.values()]
 
 
-def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> Text:
+def _open(trained: TrainedModel, source: str, preference: Preference | None, *, is_held_out: bool = False) -> Text:
     if source == SYNTHETIC:
         raise InputError("random tokens cannot be predicted", got=source, hint="name text or token files")
     cache = default_cache()
@@ -120,13 +121,24 @@ def _open(trained: TrainedModel, source: str, *, is_held_out: bool = False) -> T
     else:
         tokenizer = trained.require_tokenizer()
         store = tokenise(opened, tokenizer, cache=cache)
-        hint = "`train` with train.preference and train.evaluate reports their loss, margin and accuracy"
-        require_pairs(store, name=source, preference=None, hint=hint)
+        require_pairs(store, name=source, preference=preference, hint="--reference MODEL compares their likelihoods")
     require_vocab(store, vocab=trained.model.vocab, cache=cache)
     if not is_held_out:
         return Text(name=source, store=store, extents=everything(store), tokenizer=tokenizer)
-    extents = hold_out(store, whole_documents=store.is_masked).validation
+    extents = hold_out(store, whole_documents=store.is_masked, group=1 if preference is None else 2).validation
     return Text(name=f"the validation part of {source}", store=store, extents=extents, tokenizer=tokenizer)
+
+
+def window_of(trained: TrainedModel, length: int | None, *, answers: int = 1) -> int:
+    """The sequence length, which holds so many answers. Raises InputError beyond the positions."""
+    positions = trained.positions
+    length = length or trained.sequence_length or answers * min(positions or DEFAULT_LENGTH, DEFAULT_LENGTH)
+    if positions is not None and length > answers * positions:
+        raise InputError(
+            "the sequence length exceeds the positions that the model is trained for", got=length,
+            allowed=f"<= {answers * positions}",
+        )  # fmt: skip
+    return length
 
 
 def evaluate_text(
@@ -138,13 +150,7 @@ def evaluate_text(
     ends after `max_tokens` tokens. `examples`: so many documents of the highest loss, and so many of the longest.
     Raises InputError if no token can be predicted, or `length` exceeds the positions.
     """
-    positions = trained.positions
-    length = length or trained.sequence_length or min(positions or DEFAULT_LENGTH, DEFAULT_LENGTH)
-    if positions is not None and length > positions:
-        raise InputError(
-            "the sequence length exceeds the positions that the model is trained for", got=length,
-            allowed=f"<= {positions}",
-        )  # fmt: skip
+    length = window_of(trained, length)
     tally = _Tally(documents=defaultdict(MeanLoss) if examples else None)
     every = _windows(text, length)
     windows = _limited(every, max_tokens)
