@@ -120,9 +120,7 @@ def _field_values(plan: Plan) -> dict[str, str]:
         recompute = f"full in {plan.recompute_layers} layers of a rank"
     stored = "+".join(plan.stored_activations or ()) or "none"
     cache, chunk = (str(value or "as the engine does") for value in (plan.weight_cache, plan.loss_chunk))
-    return {
-        **values, "recompute": recompute, "stored_activations": stored, "weight_cache": cache, "loss_chunk": chunk,
-    }  # fmt: skip
+    return {**values, "recompute": recompute, "stored_activations": stored, "weight_cache": cache, "loss_chunk": chunk}
 
 
 def _word(value: object) -> str:

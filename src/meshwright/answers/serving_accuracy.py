@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ from meshwright.answers.quantities import percent
 from meshwright.answers.serving_question import check_calibrated, server_calibration
 from meshwright.answers.text_table import TextTable
 from meshwright.errors import InputError
-from meshwright.inference.comparison import PointComparison, PointErrors, PointReport, PredictPoints, compare_points
-from meshwright.inference.constants import shipped_constants
+from meshwright.inference.comparison import PointComparison, PointErrors, PointReport, compare_points
+from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.fit import fit, spread_as
 from meshwright.inference.measured import ServedGiven, measured_server
 from meshwright.inference.points import PublishedPoint, read_points, shipped_points_path
@@ -64,17 +65,12 @@ class ServingAccuracy(Result):
     def to_dict(self) -> dict[str, Any]:
         return jsonable(
             {
-                "summary": self.overall,
-                "groups": self.groups,
-                "unpredicted": self.comparison.unpredicted,
-                "leave_one_source_out": self.leave_one_source_out,
-                "rows_of_fitted_sources": self.num_fitted,
-                "calibration": self.calibration,
-                "unused_loads": self.unused_loads,
-                "units": {"rates": "tokens/s of all devices", "times": "s", "errors": "ratio"},
-                "rows": self.rows,
+                "summary": self.overall, "groups": self.groups, "unpredicted": self.comparison.unpredicted,
+                "leave_one_source_out": self.leave_one_source_out, "rows_of_fitted_sources": self.num_fitted,
+                "calibration": self.calibration, "unused_loads": self.unused_loads,
+                "units": {"rates": "tokens/s of all devices", "times": "s", "errors": "ratio"}, "rows": self.rows,
             }
-        )
+        )  # fmt: skip
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each point."""
@@ -96,9 +92,7 @@ class ServingAccuracy(Result):
 
     def tables(self, by: str) -> list[TextTable]:
         """Errors by group, and the reasons of points that are not predicted."""
-        rows = [
-            (_short(name), m.num_rows, m.num_predicted, *_cells(m)) for name, m in self.groups[by].items()
-        ]  # fmt: skip
+        rows = [(_short(name), m.num_rows, m.num_predicted, *_cells(m)) for name, m in self.groups[by].items()]
         rows.append(("all", self.overall.num_rows, self.overall.num_predicted, *_cells(self.overall)))
         headings = (by, "points", "predicted", "median", "p90", "bias", "in interval")
         found = [TextTable(title="", headings=headings, rows=rows)]
@@ -146,7 +140,7 @@ def serving_accuracy(
         raise InputError("a calibration, a cluster and its hardware belong to records", hint="--records DIR")
     found = read_points(points or shipped_points_path())
     seen = shipped_constants().sources
-    predict: PredictPoints = _leave_one_source_out if leave_one_source_out else _as_shipped
+    predict = _leave_one_source_out if leave_one_source_out else partial(_predicted, shipped_constants())
     return ServingAccuracy(
         comparison=compare_points(found, predict),
         leave_one_source_out=leave_one_source_out,
@@ -171,11 +165,8 @@ def _of_records(
         points, constants = [of_server(p, calibrated.engine.server) for p in points], calibrated.constants
     fitted = {} if calibrated is None else calibrated.constants.sources
 
-    def predict(points: Sequence[PublishedPoint]) -> ServingPredictions:
-        return predict_points([p.conditions for p in points if p.conditions], constants)
-
     return ServingAccuracy(
-        comparison=compare_points(points, predict),
+        comparison=compare_points(points, partial(_predicted, constants)),
         leave_one_source_out=False,
         num_fitted=sum(p.source in fitted for p in points),
         calibration=None if calibrated is None else calibrated.made,
@@ -183,8 +174,8 @@ def _of_records(
     )
 
 
-def _as_shipped(points: Sequence[PublishedPoint]) -> ServingPredictions:
-    return predict_points([p.conditions for p in points if p.conditions], shipped_constants())
+def _predicted(constants: ServingCalibration, points: Sequence[PublishedPoint]) -> ServingPredictions:
+    return predict_points([p.conditions for p in points if p.conditions], constants)
 
 
 def _leave_one_source_out(points: Sequence[PublishedPoint]) -> ServingPredictions:

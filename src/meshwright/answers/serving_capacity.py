@@ -63,46 +63,35 @@ class ServingCapacity(Result):
 
     def to_dict(self) -> dict[str, Any]:
         question, best = self.question, self.best
-        device = question.cluster.accelerator
+        model, weights, cache = question.model, question.weights, question.cache
         return jsonable(
             {
-                "model": question.model.name,
-                "cluster": question.cluster.name,
-                "num_devices": question.cluster.num_devices,
-                "precision": question.weights.name,
-                "kv_precision": question.cache.name,
-                "context": question.context,
-                "parameters": int(parameters(question.model).total),
-                "weights_bytes": round(weight_bytes(question.model, question.weights).total),
+                "model": model.name, "cluster": question.cluster.name, "num_devices": question.cluster.num_devices,
+                "precision": weights.name, "kv_precision": cache.name, "context": question.context,
+                "parameters": int(parameters(model).total), "weights_bytes": round(weight_bytes(model, weights).total),
                 "kv_bytes_per_token": _whole(capacity.kv_bytes_per_token(question)),
-                "session_bytes": _whole(session_bytes(question.model, question.cache, question.context)),
+                "session_bytes": _whole(session_bytes(model, cache, question.context)),
                 **picked(best, "max_sessions", "max_tokens", "fits", "binds", "layout"),
                 "shortfall": None if best.shortfall is None else str(best.shortfall),
-                "tensor_parallel": best.layout.tensor,
-                "kv_copies": best.cache_copies,
+                "tensor_parallel": best.layout.tensor, "kv_copies": best.cache_copies,
                 "device_memory": best.device.as_json(),
                 "max_parameters_per_device": round(capacity.max_parameters(question)),
-                "computed_in": computed_in(question.weights, device),
-                "reserve": question.reserve,
-                "layouts": self.layouts,
-                "notes": self.notes,
+                "computed_in": computed_in(weights, question.cluster.accelerator), "reserve": question.reserve,
+                "layouts": self.layouts, "notes": self.notes,
             }
-        )
+        )  # fmt: skip
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each layout."""
         return [
             {
-                "layout": found.layout.describe(),
-                "max_sessions": found.max_sessions,
-                "max_tokens": found.max_tokens,
+                "layout": found.layout.describe(), **picked(found, "max_sessions", "max_tokens"),
                 "weights_bytes_per_device": found.device.weights,
                 "kv_bytes_per_device": max(found.device.cache, 0.0),
-                "kv_copies": found.cache_copies,
-                "fits": found.fits,
+                "kv_copies": found.cache_copies, "fits": found.fits,
             }
             for found in self.layouts
-        ]
+        ]  # fmt: skip
 
     def summary(self) -> str:
         """Return sessions and tokens, or the part that does not fit."""

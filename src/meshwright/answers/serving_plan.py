@@ -104,14 +104,12 @@ class ServingPlan(Result):
 
     def to_rows(self) -> list[dict[str, Any]]:
         """Return one row for each point of the front."""
-        return [
-            {
-                "layout": p.layout.describe(), "prefill_replicas": p.prefill_replicas, "concurrency": p.concurrency,
-                "ttft_s": p.ttft_s, "itl_s": p.itl_s, "output_tokens_per_s_per_device": p.tokens_per_s_per_device,
-                "output_tokens_per_s_per_user": p.interactivity,
-            }
-            for p in self.search.front
-        ]  # fmt: skip
+        names = (
+            "prefill_replicas", "concurrency", "ttft_s", "itl_s", "output_tokens_per_s_per_device",
+            "output_tokens_per_s_per_user",
+        )  # fmt: skip
+        rows = ((p.layout.describe(), p.as_json()) for p in self.search.front)
+        return [{"layout": layout, **{name: row[name] for name in names}} for layout, row in rows]
 
     def summary(self) -> str:
         """Return the best layout with its rate and latencies."""
@@ -144,13 +142,10 @@ class ServingPlan(Result):
 
 def _layout_row(found: layouts.LayoutVerdict) -> tuple[str, ...]:
     split = f", {found.prefill_replicas} prefill" if found.prefill_replicas else ""
-    if found.best is None:
+    if (best := found.best) is None:
         return (f"{found.layout.describe()}{split}", "", "", "", "", found.stopped_by)
-    best = found.best
-    return (
-        f"{best.layout.describe()}{split}", f"{best.concurrency:,.0f}", rate(best.output_tokens_per_s),
-        seconds(best.itl_s), seconds(best.ttft_s), found.stopped_by,
-    )  # fmt: skip
+    numbers = (f"{best.concurrency:,.0f}", rate(best.output_tokens_per_s), seconds(best.itl_s), seconds(best.ttft_s))
+    return (f"{best.layout.describe()}{split}", *numbers, found.stopped_by)
 
 
 def serving_plan(
@@ -205,9 +200,9 @@ def serving_plan(
             hint="loosen the bounds (--ttft, --itl, --rate), or ask for fewer tokens, a smaller --precision, or a "
             "--cluster with more or faster devices",
         )
-    answered, estimate, under = layouts.answer_of(question, found)
+    estimate, under = layouts.answer_of(question, found.best)
     return ServingPlan(
-        question=question, search=answered, estimate=estimate, arrivals=under, asked_model=model,
+        question=question, search=found, estimate=estimate, arrivals=under, asked_model=model,
         price=questions.hour_price(terms or questions.PriceTerms(), place.accelerator),
         notes=questions.notes_of(
             question.served(found.best.layout), question.engine, [question.load], name=model, precision=precision

@@ -11,13 +11,14 @@ from meshwright.catalog.lookup import price_per_device_hour
 from meshwright.errors import InputError, value_named
 from meshwright.inference.capacity import Reserve, shipped_reserve
 from meshwright.inference.checkpoint import own_precision
+from meshwright.inference.constants import shipped_constants
 from meshwright.inference.formats import StorageFormat, cache_format, check_run, computed_in, usual_cache, weight_format
 from meshwright.inference.layout import check_layout, layout_of, legal_layouts
 from meshwright.inference.memory import window_note
 from meshwright.inference.points import engines
 from meshwright.inference.positions import positions_note
 from meshwright.inference.price import HourPrice, Ownership, owned
-from meshwright.inference.server import Server, server
+from meshwright.inference.server import Server
 from meshwright.inference.server_fit import ServerCalibration, read_server_calibration
 from meshwright.inference.serving import EngineTraits, RequestLoad
 from meshwright.inference.work import Served, prediction_module
@@ -173,15 +174,14 @@ def served_by(
 
     Raises InputError where the calibration is of another device or engine.
     """
-    reserve = reserve_of(memory_ratio)
-    check_run(of.weights, calibration.engine.name if calibration else engine or USUAL_ENGINE, of.cluster.accelerator)
-    if calibration is None:
-        return server(of, engine_named(engine or USUAL_ENGINE), reserve=reserve, prefill_replicas=prefill_replicas)
-    check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)
+    if calibration is not None:
+        check_calibrated(calibration, accelerator=of.cluster.accelerator.name, engine=engine)
+    traits = calibration.engine if calibration else engine_named(engine or USUAL_ENGINE)
+    check_run(of.weights, traits.name, of.cluster.accelerator)
+    constants = calibration.constants if calibration else shipped_constants()
     return Server(
-        of=of, engine=calibration.engine, reserve=reserve, calibration=calibration.constants,
-        prefill_replicas=prefill_replicas,
-    )  # fmt: skip
+        of=of, engine=traits, reserve=reserve_of(memory_ratio), calibration=constants, prefill_replicas=prefill_replicas
+    )
 
 
 def check_calibrated(calibration: ServerCalibration, *, accelerator: str, engine: str | None = None) -> None:

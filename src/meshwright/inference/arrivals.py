@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays import FloatArray, scalar
+from meshwright.arrays import Array, FloatArray, scalar
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.batching import BatchingReplica, serve
-from meshwright.inference.rates import step_seconds
+from meshwright.inference.rates import StepSeconds, step_seconds
 from meshwright.inference.server import Server, full, rate_load, states, transfer_s
 from meshwright.inference.serving import (
     BatchLimit,
@@ -43,7 +43,7 @@ REQUESTS = 10_000
 
 EDGE, REPLACED = 0.1, 3.0  # requests before and after these: this share of them, and so often those in flight
 RAREST = 1e-6  # of the capacity: requests that are rarer do not meet
-HALVINGS = 6  # of the range of rates in which the highest that keeps bounds lies
+PARTS = 64  # of a rate, or of the range in which the highest that keeps bounds lies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,22 +128,32 @@ class Simulated:
         """Share of requests within both bounds."""
         return float(np.mean((self.ttft_s <= bounds.ttft_s) & (self.itl_s <= bounds.itl_s)))
 
+    def bounded(self, bounds: LatencyLimits) -> tuple[float, float]:
+        """TTFT and ITL of the percentile of the bounds, or their means."""
+        of = bounds.percentile
+        ttft_s, itl_s = (s.mean() if of is None else np.percentile(s, of) for s in (self.ttft_s, self.itl_s))
+        return float(ttft_s), float(itl_s)
+
     def keeps(self, bounds: LatencyLimits) -> bool:
         """Return True if the percentile of the bounds, or the mean, is within both."""
-        of = bounds.percentile
-        ttft, itl = (s.mean() if of is None else np.percentile(s, of) for s in (self.ttft_s, self.itl_s))
-        return bool(ttft <= bounds.ttft_s and itl <= bounds.itl_s)
+        ttft_s, itl_s = self.bounded(bounds)
+        return ttft_s <= bounds.ttft_s and itl_s <= bounds.itl_s
 
 
 def capacity_per_s(asked: Server, load: RequestLoad) -> float:
     """Requests/s that the server finishes with all places taken, those computed again included."""
+    return min(capacities_per_s(asked, load))
+
+
+def capacities_per_s(asked: Server, load: RequestLoad) -> tuple[float, float]:
+    """The same of the replicas that decode, and of those that only prefill: infinity where there are none."""
     limit, load = full(asked, load)[0], replace(load, concurrency=None, lockstep=False)
     if not asked.prefill_replicas:
         found = steady(request_work(asked.of, load, asked.engine, limit), asked.rates)
-        return scalar(found.output_tokens_per_s) / load.output_tokens
+        return scalar(found.output_tokens_per_s) / load.output_tokens, inf
     found = states(asked, load, limit.sequences)
     pool = asked.prefill_replicas * asked.of.layout.pipeline / scalar(found.prompt.total)
-    return min(scalar(found.output_tokens_per_s) / load.output_tokens, pool)
+    return scalar(found.output_tokens_per_s) / load.output_tokens, pool
 
 
 def places(asked: Server, load: RequestLoad) -> BatchLimit:
@@ -153,7 +163,7 @@ def places(asked: Server, load: RequestLoad) -> BatchLimit:
 
 
 def simulate(
-    asked: Server, load: RequestLoad, arrivals: Load, *, seed: int = 0, requests: int = REQUESTS
+    asked: Server, load: RequestLoad, arrivals: Load, seed: int = 0, requests: int = REQUESTS
 ) -> Simulated | None:
     """Serve `requests` requests of the arrivals, after a warm-up and with others after them.
 
@@ -226,14 +236,19 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
     num_places, load = int(limit.sequences), replace(load, concurrency=None, lockstep=False)
     work = request_work(asked.decoding, load, asked.engine, replace(limit, sequences=np.arange(1.0, num_places + 1)))
     found = steady(work, rates)
-
     step_s = [0.0, *np.ravel(found.step.total).tolist()]
     one = work.take(0)
 
     @cache
+    def decode_of(decoding: int) -> tuple[StepSeconds | None, Array]:
+        if not decoding:
+            return None, 0.0
+        row = work.take(decoding - 1)
+        return step_seconds(row.decode, rates), started_ahead_s(row, step_s[decoding])
+
+    @cache
     def prompts_s(part: float, together: float, decoding: int) -> float:
-        decode_step = step_seconds(work.take(decoding - 1).decode, rates) if decoding else None
-        ahead_s = started_ahead_s(work.take(decoding - 1), step_s[decoding]) if decoding else 0.0
+        decode_step, ahead_s = decode_of(decoding)
         added_s = prefill_steps_s(one, rates, part, decode_step=decode_step, ahead_s=ahead_s, together=together)
         return scalar(added_s) / layout.pipeline
 
@@ -280,12 +295,13 @@ class ArrivalEstimate:
 def estimate_arrivals(
     asked: Server, load: RequestLoad, arrivals: str, rate: float, *, bounds: LatencyLimits, seed: int = 0
 ) -> ArrivalEstimate:
-    """Simulate a load, and find the highest rate that keeps the bounds, to a 64th of the range, by others."""
+    """Simulate a load, and find the highest rate that keeps the bounds, to a 64th of it or of the range."""
     most = capacity_per_s(asked, load)
     found, highest = simulate(asked, load, arrivals_named(arrivals, rate), seed=seed), most
     if not bounds.is_empty:
         highest, high = (rate, most) if found is not None and found.keeps(bounds) else (0.0, min(rate, most))
-        for _ in range(HALVINGS):
+        near = (high - highest) / PARTS
+        while high - highest > max(near, highest / PARTS):
             middle = (highest + high) / 2
             other = simulate(asked, load, arrivals_named(arrivals, middle), seed=seed)
             highest, high = (middle, high) if other is not None and other.keeps(bounds) else (highest, middle)

@@ -171,9 +171,8 @@ def _holds(found: Claim) -> ClaimPrediction:
 
 
 def _parameters(found: Claim) -> ClaimPrediction:
-    return ClaimPrediction(
-        claim=found, value=_exact(max_parameters(_question("llama3.1-405b", "fp4", "fp8", 8192)), found.unit)
-    )
+    largest = max_parameters(_question("llama3.1-405b", "fp4", "fp8", 8192))
+    return ClaimPrediction(claim=found, value=_exact(largest, found.unit))
 
 
 def _sessions(found: Claim) -> ClaimPrediction:

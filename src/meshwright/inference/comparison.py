@@ -37,7 +37,7 @@ class PointErrors:
     interval_coverage: float
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class PointReport:
     """One point with its prediction, in SI units; NaN where there is none."""
 
@@ -92,7 +92,7 @@ def compare_points(points: Sequence[PublishedPoint], predict: PredictPoints) -> 
         id(p): (float(v), float(low), float(high))
         for p, v, low, high in zip(known, found.value, found.low, found.high, strict=True)
     }
-    rows = [_report(p, values.get(id(p))) for p in points]
+    rows = [PointReport(p, *values.get(id(p), ())) for p in points]
     by: dict[str, dict[str, list[PointReport]]] = {kind: defaultdict(list) for kind in GROUPS}
     for row in rows:
         for kind in GROUPS:
@@ -105,22 +105,13 @@ def compare_points(points: Sequence[PublishedPoint], predict: PredictPoints) -> 
     )
 
 
-def _report(point: PublishedPoint, value: tuple[float, float, float] | None) -> PointReport:
-    if value is None:
-        return PointReport(point=point)
-    return PointReport(point=point, predicted=value[0], low=value[1], high=value[2])
-
-
 def errors_of(rows: Sequence[PointReport]) -> PointErrors:
     """Errors of a group."""
     rated = [row for row in rows if np.isfinite(row.predicted)]
-    error = np.array([row.signed_error for row in rated])
-    inside = np.array([row.low <= row.measured <= row.high for row in rated])
+    error = np.array([row.signed_error for row in rated] or [np.nan])
+    inside = np.array([row.low <= row.measured <= row.high for row in rated] or [np.nan])
     return PointErrors(
-        num_rows=len(rows),
-        num_predicted=len(rated),
-        median_abs_error=float(np.median(np.abs(error))) if rated else float("nan"),
-        p90_abs_error=float(np.quantile(np.abs(error), TAIL_QUANTILE)) if rated else float("nan"),
-        bias=float(np.median(error)) if rated else float("nan"),
-        interval_coverage=float(inside.mean()) if rated else float("nan"),
-    )
+        num_rows=len(rows), num_predicted=len(rated), median_abs_error=float(np.median(np.abs(error))),
+        p90_abs_error=float(np.quantile(np.abs(error), TAIL_QUANTILE)), bias=float(np.median(error)),
+        interval_coverage=float(inside.mean()),
+    )  # fmt: skip

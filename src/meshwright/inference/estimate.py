@@ -81,18 +81,18 @@ def estimate_load(asked: Server, load: RequestLoad) -> LoadEstimate:
 def estimate_rate(
     asked: Server, load: RequestLoad, requests_per_s: float, simulated: Simulated | None = None
 ) -> LoadEstimate:
-    """Latencies at an arrival rate of `requests_per_s`: the means of its simulation.
+    """Latencies at an arrival rate of `requests_per_s`: the means of its simulation, with as many in flight.
 
     Without one, those of the closed loop that finishes the rate, in which a request finds one fewer than are in flight.
     Raises InfeasibleError where the server cannot keep up.
     """
-    found = estimate_load(asked, rate_load(asked, load, requests_per_s))
     if simulated is None:
-        return found
+        return estimate_load(asked, rate_load(asked, load, requests_per_s))
     ttft_s, itl_s, request_s = simulated.means
     in_flight, tokens = requests_per_s * request_s, requests_per_s * load.output_tokens
+    found = estimate_load(asked, replace(load, concurrency=in_flight))
     return replace(
-        found, load=replace(load, concurrency=in_flight), in_flight=in_flight, request_s=request_s,
+        found, in_flight=in_flight, request_s=request_s,
         ttft=_moved(found.ttft, ttft_s), itl=_moved(found.itl, itl_s),
         output_tokens_per_s=_moved(found.output_tokens_per_s, tokens),
         total_tokens_per_s=_moved(found.total_tokens_per_s, tokens + requests_per_s * load.input_tokens),
@@ -105,14 +105,11 @@ def _moved(found: Estimate, value: float) -> Estimate:
     return replace(found, value=value, low=found.low * factor, high=found.high * factor)
 
 
-_QUANTITIES = (Quantity.TTFT, Quantity.ITL, Quantity.OUTPUT_RATE)
-
-
 def _spreads(asked: Server, of: Served, load: RequestLoad, limit: BatchLimit) -> dict[Quantity, float]:
     """Factor between each quantity and the ends of its interval."""
     conditions = [
         PointConditions(served=of, load=load, engine=asked.engine, limit=limit, quantity=q, measured=float("nan"))
-        for q in _QUANTITIES
+        for q in (Quantity.TTFT, Quantity.ITL, Quantity.OUTPUT_RATE)
         if load.output_tokens > 1 or q is not Quantity.ITL
     ]
     found = predict_points(conditions, asked.calibration)

@@ -135,11 +135,6 @@ def index_seconds(work: IngestWork, system: IngestSystem) -> float:
     return (work.num_passes + 1) * flops / system.distance_flops_per_s
 
 
-def transfer_seconds(work: IngestWork, system: IngestSystem, *, num_crossings: int) -> float:
-    """Seconds in which all vectors cross the host link `num_crossings` times."""
-    return num_crossings * work.index_bytes / system.host_bytes_per_s
-
-
 def resident(work: IngestWork, system: IngestSystem) -> IngestSeconds:
     """Stages with encoder and index in device memory: no vector leaves it."""
     return IngestSeconds(encode=encode_seconds(work, system), transfer=0.0, index=index_seconds(work, system))
@@ -150,7 +145,7 @@ def streamed(work: IngestWork, system: IngestSystem) -> IngestSeconds:
     crossings = work.num_passes + 2  # out of the encoder once, then into each pass and the assignment
     return IngestSeconds(
         encode=encode_seconds(work, system),
-        transfer=transfer_seconds(work, system, num_crossings=crossings),
+        transfer=crossings * work.index_bytes / system.host_bytes_per_s,
         index=index_seconds(work, system),
     )
 

@@ -3,18 +3,22 @@
 For every legal layout of the cluster the largest load that keeps both bounds is found; the best layout has most output
 tokens/s. Latencies, rate and requests in flight rise with the requests on a replica, but for one place (`_pieces`), so
 the end of the loads that keep the bounds is bracketed. Without a rate to serve, all devices are used, so price and
-energy per token rank as throughput does. With a rate, the fewest replicas that finish it within the bounds are taken of
-each layout, and the layout with fewest devices, which is the cheapest, wins. Its latencies are those of simulated
-arrivals: where these break a bound, it gets more replicas, or another layout wins.
+energy per token rank as throughput does.
+
+With a rate, the fewest devices win that serve it within the bounds: they are the cheapest. Simulated arrivals judge,
+with as many requests as an answer has. What they cannot keep is not simulated: numbers of replicas that finish fewer
+requests than arrive, and layouts on which one request by itself breaks a bound. More replicas serve a rate no later,
+so the fewest of a layout are found by bisection.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, cached_property, partial
+from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -22,10 +26,12 @@ import numpy as np
 from meshwright.arrays import FloatArray, Mask
 from meshwright.errors import InfeasibleError
 from meshwright.inference.arrivals import (
+    REQUESTS,
     ArrivalEstimate,
     LatencyLimits,
+    Simulated,
     arrivals_named,
-    capacity_per_s,
+    capacities_per_s,
     estimate_arrivals,
     simulate,
 )
@@ -34,7 +40,7 @@ from meshwright.inference.constants import ServingCalibration, shipped_constants
 from meshwright.inference.estimate import LoadEstimate, estimate_load, estimate_rate
 from meshwright.inference.formats import StorageFormat
 from meshwright.inference.layout import ServingLayout, legal_layouts
-from meshwright.inference.server import Server, crossing, full, rate_load, state, states
+from meshwright.inference.server import LEAST, Server, crossing, full, rate_load, state, states
 from meshwright.inference.serving import BatchLimit, EngineTraits, RequestLoad, Steady
 from meshwright.inference.work import Served
 from meshwright.specs.hardware import Cluster
@@ -123,7 +129,6 @@ class LayoutVerdict:
     prefill_replicas: int
     best: LayoutPoint | None
     stopped_by: str
-    is_simulated: bool = False  # latencies are of arrivals at the asked rate, not of a closed loop that finishes it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,22 +143,21 @@ class ServingSearch:
 
 def search_layouts(question: ServingQuestion) -> ServingSearch:
     """Cost every layout under every load."""
-    verdicts, points = [], []
+    verdicts, points, counts = [], [], []
     for layout, prefill in _candidates(question):
         asked = question.server(layout, prefill)
         try:
             limit, places = full(asked, question.load)
+            points += (grid := _grid(asked, question.load, limit, places))
+            if question.requests_per_s is None:
+                verdicts.append(_unless_more_finishes_less(question, _verdict(question, asked, limit, places), grid))
+            else:
+                counts += _counts(question, asked)
         except InfeasibleError as error:
             why = error.message.partition(f"{layout.describe()}: ")[2] or error.message  # a verdict names its layout
             verdicts.append(LayoutVerdict(layout=layout, prefill_replicas=prefill, best=None, stopped_by=why))
-            continue
-        points += (grid := _grid(asked, question.load, limit, places))
-        verdicts.append(_unless_more_finishes_less(question, _verdict(question, asked, limit, places), grid))
+    verdicts += _by_arrivals(question, counts)
     verdicts.sort(key=partial(_order, question))
-    while question.requests_per_s is not None and (best := verdicts[0].best) and not verdicts[0].is_simulated:
-        verdicts[0] = _simulated(question, verdicts[0], best)
-        if verdicts[0].best is None or verdicts[0].best.layout != best.layout:
-            verdicts.sort(key=partial(_order, question))
     points += [v.best for v in verdicts if v.best is not None]
     best = verdicts[0].best if verdicts else None
     return ServingSearch(best=best, verdicts=verdicts, front=pareto(points), num_points=len(points))
@@ -163,9 +167,8 @@ def _order(question: ServingQuestion, verdict: LayoutVerdict) -> tuple[float, fl
     """Ascending: most throughput, or with a rate to serve the fewest devices and then the shorter ITL."""
     if (point := verdict.best) is None:
         return inf, inf
-    if question.requests_per_s is None:
-        return -point.output_tokens_per_s, 0.0
-    return point.layout.num_devices, point.itl_s
+    by_rate = (point.layout.num_devices, point.itl_s)
+    return (-point.output_tokens_per_s, 0.0) if question.requests_per_s is None else by_rate
 
 
 def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]]:
@@ -176,7 +179,8 @@ def _candidates(question: ServingQuestion) -> Iterator[tuple[ServingLayout, int]
         yield layout, 0
         if question.disaggregated and layout.replicas > 1:
             shares = {max(1, min(round(layout.replicas * s / 8), layout.replicas - 1)) for s in range(1, 8)}
-            yield from ((layout, prefill) for prefill in sorted(shares))
+            every = range(1, layout.replicas)
+            yield from ((layout, prefill) for prefill in (sorted(shares) if question.requests_per_s is None else every))
 
 
 def _grid(asked: Server, load: RequestLoad, limit: BatchLimit, places: float) -> list[LayoutPoint]:
@@ -208,15 +212,13 @@ def _verdict(question: ServingQuestion, asked: Server, limit: BatchLimit, places
     for low, high in _pieces(asked, limit):
         batch = _last_kept(question, asked, places, low, high)
         if batch is not None:
-            if question.requests_per_s is None:
-                best, why = _most_in_flight(question, asked, batch, limit, places)
-            else:
-                best, why = _fewest_replicas(question, asked, batch)
+            best, why = _most_in_flight(question, asked, batch, limit, places)
             stopped_by = why if best is not None else stopped_by or why
         if best is not None:
             break
     if not stopped_by:
-        stopped_by = _broken(question, _at(asked, replace(question.load, concurrency=1.0)))
+        single = _at(asked, replace(question.load, concurrency=1.0))
+        stopped_by = _broken(question.bounds, single.ttft_s, single.itl_s, f"at {single.concurrency:,.0f} in flight")
     return LayoutVerdict(
         layout=asked.of.layout, prefill_replicas=asked.prefill_replicas, best=best, stopped_by=stopped_by
     )
@@ -229,7 +231,7 @@ def _unless_more_finishes_less(
 
     Prompts hide behind the weights that a step reads, until the tokens that it decodes hide behind them as well.
     """
-    if verdict.best is None or verdict.prefill_replicas or question.requests_per_s is not None:
+    if verdict.best is None or verdict.prefill_replicas:
         return verdict
     best = max(
         (point for point in grid if point.keeps(question.bounds)),
@@ -279,78 +281,131 @@ def _most_in_flight(
         point = _at(asked, replace(question.load, concurrency=float(in_flight)))
         if point.keeps(question.bounds):
             return point, stopped_by
-        stopped_by = _broken(question, point)
+        stopped_by = _broken(question.bounds, point.ttft_s, point.itl_s, f"at {point.concurrency:,.0f} in flight")
     return None, stopped_by
 
 
-def _fewest_replicas(question: ServingQuestion, asked: Server, batch: float) -> tuple[LayoutPoint | None, str]:
-    """The point of the fewest replicas that finish what arrives within the bounds. Replicas that prefill stay.
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """Numbers of replicas of a layout that may serve a rate: the simulation keeps none of the others.
 
-    Replicas that would also drain a queue come first.
+    More replicas serve it no later: they are all inside a scale-up domain, over whose links replicas that only prefill
+    send the cache of prompts, or all beyond it.
     """
-    layout, rate = asked.of.layout, question.requests_per_s
-    assert rate is not None
-    most = float(np.squeeze(states(asked, question.load, batch).output_tokens_per_s)) / question.load.output_tokens
-    fewest = (
-        layout.replicas if asked.prefill_replicas else max(math.ceil(rate / most * layout.replicas * (1 - 1e-9)), 1)
-    )
-    undrained = None
-    for replicas in range(fewest, layout.replicas + 1):
-        fewer = question.server(replace(layout, replicas=replicas), asked.prefill_replicas)
+
+    question: ServingQuestion
+    layout: ServingLayout
+    prefill: int
+    counts: range
+
+    def server(self, replicas: int) -> Server:
+        return self.question.server(replace(self.layout, replicas=replicas), self.prefill)
+
+    @cached_property
+    def simulated(self) -> Callable[[int, int], Simulated | None]:
+        """Arrivals by replicas and requests."""
+        asked = self.question
+        arrivals = arrivals_named(asked.arrivals, asked.requests_per_s or 0.0)
+        return cache(lambda n, requests: simulate(self.server(n), asked.load, arrivals, asked.seed, requests))
+
+    def keeps(self, replicas: int, requests: int = REQUESTS) -> bool:
+        return (found := self.simulated(replicas, requests)) is not None and found.keeps(self.question.bounds)
+
+    def fewest(self, most: int) -> int | None:
+        """The fewest replicas that keep the bounds, up to `most`: looked for with few requests, found with all."""
+        some = self.counts[: most - self.counts[0] + 1]
+        at = bisect_left(some, True, hi=len(some) - 1, key=partial(self.keeps, requests=FEW_REQUESTS))
+        while not self.keeps(some[at]):
+            at += 1
+            if at == len(some):
+                return None
+        while at and self.keeps(some[at - 1]):
+            at -= 1
+        return some[at]
+
+    def broken_by_one(self) -> str:
+        """The bound that a request by itself breaks; empty where it keeps them, or others can make it faster."""
+        load, bounds = self.question.load, self.question.bounds
+        if self.question.engine.tile_tokens > 1 or load.input_spread or load.output_spread:
+            return ""
+        found = simulate(self.server(self.counts[0]), load, arrivals_named("constant", LEAST), requests=1)
+        broken = found is not None and not found.keeps(bounds)
+        return _broken(bounds, *found.means[:2], "of a request by itself") if found and broken else ""
+
+    def closed_loop_itl_s(self, devices: int) -> float:
+        """ITL of the closed loop that finishes the rate."""
+        asked, load = self.server(devices // self.layout.replica_devices), self.question.load
         try:
-            point = _at(fewer, rate_load(fewer, question.load, rate))
+            return _at(asked, rate_load(asked, load, self.question.requests_per_s or 0.0)).itl_s
         except InfeasibleError:
-            continue
-        if not point.keeps(question.bounds):
-            continue
-        if rate < capacity_per_s(fewer, question.load):
-            return point, "rate is met by a closed loop"
-        undrained = undrained or point
-    if undrained is not None and question.bounds.percentile is None:
-        return undrained, UNDRAINED
-    return None, f"{most:,.3g} requests/s at most" + ("" if question.bounds.is_empty else " within the bounds")
+            return inf
+
+    def verdict(self, replicas: int | None, why: str = "rate is met") -> LayoutVerdict:
+        """The simulated arrivals on so many replicas; None: on none."""
+        found, rate, point = replicas and self.simulated(replicas, REQUESTS), self.question.requests_per_s or 0.0, None
+        if replicas and found:
+            ttft_s, itl_s, request_s = found.means
+            point = LayoutPoint(
+                layout=replace(self.layout, replicas=replicas), prefill_replicas=self.prefill, bound_by="concurrency",
+                concurrency=rate * request_s, ttft_s=ttft_s, itl_s=itl_s, requests_per_s=rate,
+                output_tokens_per_s=rate * self.question.load.output_tokens,
+            )  # fmt: skip
+        return LayoutVerdict(layout=self.layout, prefill_replicas=self.prefill, best=point, stopped_by=why)
 
 
-def _simulated(question: ServingQuestion, verdict: LayoutVerdict, best: LayoutPoint) -> LayoutVerdict:
-    """The verdict with the latencies of the arrivals, and as many more replicas as keep their bounds."""
-    if verdict.stopped_by == UNDRAINED:
-        return replace(verdict, is_simulated=True)
-    load, rate = question.load, question.requests_per_s or 0.0
-    best = replace(best, requests_per_s=rate, output_tokens_per_s=rate * load.output_tokens)
-    arrivals = arrivals_named(question.arrivals, rate)
+def _counts(question: ServingQuestion, asked: Server) -> list[_Counts]:
+    """Numbers of replicas that finish more than arrives, `asked.prefill_replicas` of which only prefill.
 
-    def kept(replicas: int) -> LayoutPoint | None:
-        layout = replace(best.layout, replicas=replicas)
-        asked = question.server(layout, best.prefill_replicas)
-        found = simulate(asked, load, arrivals, seed=question.seed, requests=FEW_REQUESTS)
-        if found is None or not found.keeps(question.bounds):
-            return None
-        ttft_s, itl_s, request_s = found.means
-        return replace(best, layout=layout, concurrency=rate * request_s, ttft_s=ttft_s, itl_s=itl_s)
-
-    rest = range(best.layout.replicas, verdict.layout.replicas + 1)
-    if (point := kept(rest[0])) is None and len(rest) > 1 and kept(rest[-1]):
-        point = kept(rest[bisect_left(rest, True, 1, len(rest) - 1, key=lambda replicas: kept(replicas) is not None)])
-    whose = "the mean" if (percentile := question.bounds.percentile) is None else f"p{percentile:g}"
-    why = "rate is met" if point is not None else f"{whose} of {question.arrivals} arrivals breaks a bound"
-    return replace(verdict, best=point, stopped_by=why, is_simulated=True)
+    Raises InfeasibleError where all do not.
+    """
+    layout, rate, prefill = asked.of.layout, question.requests_per_s or 0.0, asked.prefill_replicas
+    decoded, prefilled = capacities_per_s(asked, question.load)
+    if rate >= min(decoded, prefilled):
+        raise InfeasibleError(f"{min(decoded, prefilled):,.3g} requests/s at most")
+    least = prefill + max(math.ceil(rate / decoded * (layout.replicas - prefill) * (1 - 1e-9)), 1)
+    inside = asked.of.cluster.fabric.scale_up_domain // layout.replica_devices
+    ends = [least - 1, *([inside] if prefill and least <= inside < layout.replicas else []), layout.replicas]
+    return [_Counts(question, layout, prefill, range(before + 1, last + 1)) for before, last in pairwise(ends)]
 
 
-FEW_REQUESTS = 1_000  # with which replicas are counted, before as many as an answer has keep the bounds
-UNDRAINED = "rate is met while no queue forms"
+def _by_arrivals(question: ServingQuestion, every: Sequence[_Counts]) -> list[LayoutVerdict]:
+    """Verdicts of simulated arrivals: the fewest devices, then as many with a shorter ITL."""
+    fewest, verdicts = question.cluster.num_devices + 1, list[LayoutVerdict]()  # devices
+    slow = dict[tuple[ServingLayout, bool, int], str]()  # why more that prefill serve no better; empty: they may
+    for one in sorted(every, key=lambda one: one.counts[0] * one.layout.replica_devices):
+        size, replicas, like = one.layout.replica_devices, None, (one.layout, one.prefill > 0, one.counts[-1])
+        most = min((fewest - 1) // size, one.counts[-1])
+        if most < one.counts[0]:
+            why = f"needs {one.counts[0] * size} devices or more"
+        elif not (why := slow.setdefault(like, "") or one.broken_by_one()) and (replicas := one.fewest(most)) is None:
+            why = f"needs more than {most * size} devices"
+            if (found := one.simulated(most, REQUESTS)) is not None:
+                ttft_s, itl_s = found.bounded(question.bounds)
+                whose = "mean" if (of := question.bounds.percentile) is None else f"p{of:g}"
+                broken = _broken(question.bounds, ttft_s, itl_s, f"({whose}) on {most * size} devices")
+                why = broken if most == one.counts[-1] else why
+                slow[like] = why if itl_s > question.bounds.itl_s else ""  # the more that prefill, the fewer decode
+        fewest = fewest if replicas is None else replicas * size
+        verdicts.append(one.verdict(replicas, why) if why else one.verdict(replicas))
+    equals = [one for one in every if not fewest % (n := one.layout.replica_devices) and fewest // n in one.counts]
+    for one in sorted(equals, key=lambda one: one.closed_loop_itl_s(fewest)):
+        if one.keeps(replicas := fewest // one.layout.replica_devices):
+            others = (v for v in verdicts if (v.layout, v.prefill_replicas) != (one.layout, one.prefill))
+            return [one.verdict(replicas), *others]
+    return verdicts
+
+
+FEW_REQUESTS = REQUESTS // 10
 BOUND_BY = {
     "kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill",
     "prompts": "every step is full of prompts",
 }  # fmt: skip
 
 
-def _broken(question: ServingQuestion, point: LayoutPoint) -> str:
-    """The bound that a point breaks."""
-    bounds = question.bounds
-    name, value, limit = (
-        ("ITL", point.itl_s, bounds.itl_s) if point.itl_s > bounds.itl_s else ("TTFT", point.ttft_s, bounds.ttft_s)
-    )
-    return f"{name} {value * 1e3:,.2f} ms at {point.concurrency:,.0f} in flight, bound {limit * 1e3:,.6g} ms"
+def _broken(bounds: LatencyLimits, ttft_s: float, itl_s: float, under: str) -> str:
+    """The bound that latencies break."""
+    name, value, limit = ("ITL", itl_s, bounds.itl_s) if itl_s > bounds.itl_s else ("TTFT", ttft_s, bounds.ttft_s)
+    return f"{name} {value * 1e3:,.2f} ms {under}, bound {limit * 1e3:,.6g} ms"
 
 
 def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
@@ -362,27 +417,10 @@ def pareto(points: Sequence[LayoutPoint]) -> list[LayoutPoint]:
     return front[::-1]
 
 
-def answer_of(
-    question: ServingQuestion, found: ServingSearch
-) -> tuple[ServingSearch, LoadEstimate, ArrivalEstimate | None]:
-    """The search with its best point under all arrivals, that point's estimate, and its latencies; None without a rate.
-
-    Where more arrivals break a bound than the search looked at, it gets a replica more.
-    """
-    first, load, rate = found.verdicts[0], question.load, question.requests_per_s
-    point = first.best
-    assert point is not None
+def answer_of(question: ServingQuestion, point: LayoutPoint) -> tuple[LoadEstimate, ArrivalEstimate | None]:
+    """The estimate of a point of the search, and its latencies under arrivals; None without a rate."""
+    load, rate, asked = question.load, question.requests_per_s, question.server(point.layout, point.prefill_replicas)
     if rate is None:
-        asked = question.server(point.layout, point.prefill_replicas)
-        return found, estimate_load(asked, replace(load, concurrency=point.concurrency)), None
-    replicas = point.layout.replicas
-    while True:
-        asked = question.server(replace(point.layout, replicas=replicas), point.prefill_replicas)
-        under = estimate_arrivals(asked, load, question.arrivals, rate, bounds=question.bounds, seed=question.seed)
-        if replicas == first.layout.replicas or not under.simulated or under.simulated.keeps(question.bounds):
-            break
-        replicas += 1
-    estimate = estimate_rate(asked, load, rate, under.simulated)
-    times = {"ttft_s": estimate.ttft.value, "itl_s": estimate.itl.value}
-    point = replace(point, layout=asked.of.layout, concurrency=estimate.in_flight, **times)
-    return replace(found, best=point, verdicts=[replace(first, best=point), *found.verdicts[1:]]), estimate, under
+        return estimate_load(asked, replace(load, concurrency=point.concurrency)), None
+    under = estimate_arrivals(asked, load, question.arrivals, rate, bounds=question.bounds, seed=question.seed)
+    return estimate_rate(asked, load, rate, under.simulated), under

@@ -12,6 +12,7 @@ to the other configurations.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -151,9 +152,7 @@ def _extended(
     columns: Sequence[Unknown], values: FloatArray, covariance: FloatArray, *, num_rows: int,
     points: Sequence[MeasuredPoint],
 ) -> ServingCalibration:  # fmt: skip
-    sources: dict[str, int] = {}
-    for p in points:
-        sources[p.point.source] = sources.get(p.point.source, 0) + 1
+    sources = dict(Counter(p.point.source for p in points))
     return ServingCalibration(
         keys=tuple(u.key for u in columns), values=values, covariance=covariance, row_sd=MODEL_SD, source_sd=0.0,
         interval_scale=1.0, num_rows=num_rows, sources=sources,
@@ -217,9 +216,7 @@ def to_document(found: ServerCalibration) -> dict[str, Any]:
     }  # fmt: skip
 
 
-OF_CONSTANTS = (
-    "num_rows", "row_sd", "source_sd", "interval_scale", "group_scales", "unknowns", "correlation",
-)  # fmt: skip
+OF_CONSTANTS = ("num_rows", "row_sd", "source_sd", "interval_scale", "group_scales", "unknowns", "correlation")
 
 
 def _is_own(key: str) -> bool:

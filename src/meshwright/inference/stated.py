@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from meshwright.accuracy.csvfile import CsvRow
-from meshwright.accuracy.statements import Clause, Statements, read_statements
+from meshwright.accuracy.statements import Statements, read_statements
 from meshwright.files import toml_table
 from meshwright.inference.formats import DATA
 
@@ -23,13 +23,9 @@ def read_stated(row: CsvRow) -> Statements:
     """Everything that the note of a point states, and its other cells next to a name or a number."""
     cells = (row.text(column) for column in ("framework", "precision", "parallelism"))
     parts = [part.strip() for cell in cells for part in re.split(r"[,;()+]", cell)]
-    known = [part for part in parts if any(_is_used(clause) for clause in read_statements(part).clauses)]
+    used = spellings()["used"]
+    known = [part for part in parts if any(m.switch in used for c in read_statements(part).clauses for m in c.mentions)]
     return read_statements("; ".join([_LABELS.sub("", row.text("note")), *known]))
-
-
-def _is_used(clause: Clause) -> bool:
-    """True where a clause states a condition of a point."""
-    return any(m.switch in spellings()["used"] for m in clause.mentions)
 
 
 def unused(said: Statements) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from meshwright.inference.layout import ServingLayout
 from meshwright.inference.points import engines
 from meshwright.inference.price import HourPrice, Ownership, facility_w, owned, token_price
 from meshwright.inference.rates import smooth_maximum
-from meshwright.inference.search import LatencyLimits, ServingQuestion, answer_of, pareto, search_layouts
+from meshwright.inference.search import LatencyLimits, ServingQuestion, pareto, search_layouts
 from meshwright.inference.server import server, transfer_s
 from meshwright.inference.serving import BatchLimit, RequestLoad, prefill_steps_s, prompt_work, request_work
 from meshwright.inference.work import Served, experts_chosen, group_on, kernels, step_work
@@ -404,16 +404,17 @@ def test_a_rate_is_served_between_powers_of_two_in_flight():
     for cluster in ("h100-8x4", "h100-8x8"):
         best = search_layouts(question(cluster=cluster, requests_per_s=100.0, bounds=bounds)).best
         assert best.layout.tensor == 2
-        assert best.layout.num_devices not in (16, 32)
+        assert best.layout.num_devices == 26  # a closed loop that finishes the rate has longer gaps and needs 28
         assert best.requests_per_s == pytest.approx(100)
         assert best.itl_s < 0.05
         fewer = replace(served(cluster=cluster), layout=replace(best.layout, replicas=best.layout.replicas - 1))
-        assert estimate_rate(server(fewer, engines()["vllm"]), LOAD, 100.0).itl.value > 0.05
+        found = simulate(server(fewer, engines()["vllm"]), LOAD, arrivals_named("poisson", 100.0))
+        assert found is None or not found.keeps(bounds)
 
 
 def test_plan_and_estimates_of_a_rate_and_of_a_concurrency_agree():
     asked = question(cluster="h100-8x3", requests_per_s=100.0, bounds=LatencyLimits())
-    plan = answer_of(asked, search_layouts(asked))[0].best
+    plan = search_layouts(asked).best
     of = replace(served(cluster="h100-8x3"), layout=plan.layout)
     by_rate = estimate_rate(server(of, engines()["vllm"]), LOAD, 100.0)
     by_load = estimate_load(server(of, engines()["vllm"]), replace(LOAD, concurrency=by_rate.in_flight))

@@ -160,9 +160,7 @@ def _ratio(baseline: SideValue, other: SideValue) -> Ratio:
     log_ratio = _oriented(math.log(other.value / baseline.value), baseline)
     low, high = _interval(baseline, other)
     workload = max(baseline.workload, other.workload, key=len)
-    return Ratio(
-        workload=workload, baseline=baseline, other=other, value=math.exp(log_ratio), low=low, high=high
-    )  # fmt: skip
+    return Ratio(workload=workload, baseline=baseline, other=other, value=math.exp(log_ratio), low=low, high=high)
 
 
 def _oriented(log_ratio: float, value: SideValue) -> float:
