@@ -351,6 +351,7 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
          "the engine takes as many sequences in each step: leave it out"),
         (train.preference is not None, "train.preference", "the engine trains cross-entropy alone",
          "--engine native has it"),
+        (train.grpo is not None, "train.grpo", "the engine writes no completions", "--engine native does"),
         (run.gemm_tuning is not None, "gemm_tuning", "only the native engine tunes GEMMs: leave it out"),
         (kernels != KernelChoices(), "kernels", "the engine has kernels of its own: leave it out"),
         (data.workers is not None, "data.workers", own_prefetch),

@@ -62,6 +62,7 @@ class LegalityContext:
     is_compiled: bool = False
     counts_labels: bool = False  # steps take as many micro-batches as their labels ask for
     has_pairs: bool = False  # the loss is one of pairs of answers
+    has_completions: bool = False  # or of completions of the model
     drops_attention: bool = False  # probabilities of attention are dropped
     caches_weights: bool = False  # the run asks for a cache of 8-bit weights
     loss_chunk: int = -1  # tokens whose logits are in memory at once, as the run asks; 0: all; -1: the engine's

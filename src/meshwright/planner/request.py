@@ -19,14 +19,22 @@ from meshwright.specs.memory_budget import PLANNING_RATIO, MemoryBudget
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Recompute
 from meshwright.specs.precision import Precision
+from meshwright.specs.reinforcement import Grpo
 from meshwright.specs.run import (
     NATIVE,
     KernelChoices,
     Optimizer,
     Preference,
     Run,
+    Train,
     has_removable_reference,
     with_label_ratio,
+)
+
+UNCOUNTED_GENERATION = (
+    "train.grpo: the predicted step is the update only: how long the model writes completions follows from their "
+    "lengths, which are not known, and neither that time, nor its keys and values, nor the whole copy of the weights "
+    "in the compute format that sharded plans write with, is counted"
 )
 
 
@@ -55,6 +63,7 @@ class PlanRequest:
     label_tokens: int | None = None  # of a step; None: a step is one global batch
     is_compiled: bool = False
     preference: Preference | None = None  # loss of pairs of answers, one pair a sequence
+    grpo: Grpo | None = None  # loss of completions, one a sequence
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
 
@@ -73,14 +82,15 @@ class PlanRequest:
 
     @cached_property
     def batch_table(self) -> BatchTable:
-        pairs = self.preference
+        pairs, grpo = self.preference, self.grpo
+        by_token = (pairs is not None and not self.model.num_labels) or grpo is not None
+        has_reference = has_removable_reference(Train(preference=pairs, grpo=grpo), self.lora)
+        old_passes = 1 / grpo.iterations if grpo is not None and grpo.iterations > 1 else 0
         return BatchTable(
             seq_len=self.seq_len,
             global_batch=self.global_batch,
-            head_passes=int(
-                pairs is not None and not self.model.num_labels and self.stack.framework == NATIVE
-            ),  # others hold all logits
-            reference_passes=int(has_removable_reference(pairs, self.lora)),
+            head_passes=int(by_token and self.stack.framework == NATIVE),  # others hold all logits
+            reference_passes=has_reference + old_passes,
         )
 
     @cached_property
@@ -225,6 +235,7 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         label_tokens=run.label_tokens,
         is_compiled=run.train.compile,
         preference=run.train.preference,
+        grpo=run.train.grpo,
         residual_dropout=run.train.residual_dropout,
         attention_dropout=run.train.attention_dropout,
     )

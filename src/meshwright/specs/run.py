@@ -31,6 +31,7 @@ from meshwright.specs.model import Lora, Model
 from meshwright.specs.optimizers import OPTIMIZERS
 from meshwright.specs.plan import Plan
 from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, Precision
+from meshwright.specs.reinforcement import Grpo
 
 
 class Task(StrEnum):
@@ -370,11 +371,6 @@ class Preference:
         return self.loss in (PreferenceLoss.DPO, PreferenceLoss.KTO)
 
 
-def has_removable_reference(preference: Preference | None, lora: Lora | None) -> bool:
-    """True if the reference of pairs is the model without its adapters; modules that are trained whole stay in it."""
-    return preference is not None and preference.has_reference and lora is not None and not lora.modules_to_save
-
-
 _Preference = Annotated[Preference, Spelled(lambda value: {"loss": value} if isinstance(value, str) else value)]
 
 
@@ -396,12 +392,24 @@ class Train:
     attention_dropout: BelowOne = 0.0  # of the probabilities of attention
     mtp_loss_weight: Positive = MTP_LOSS_WEIGHT  # coefficient of the mean loss of multi-token prediction
     preference: _Preference | None = None  # loss of pairs of answers; None: cross-entropy of tokens
+    grpo: Grpo | None = None  # loss of the model's own completions; None: of the data
     log_every: Count | None = None  # steps between two lines of progress; None: a line every ten seconds
     compile: bool = False  # compile each layer with torch.compile at the first step
     checkpoint: Checkpoint | None = None
     evaluate: Evaluate | None = None
     trackers: Annotated[tuple[Tracker, ...], _each_once] = ()
     faults: Faults = field(default_factory=Faults)
+
+    @property
+    def has_reference(self) -> bool:
+        """True if the loss compares the model with the one before training."""
+        pairs, grpo = self.preference, self.grpo
+        return (pairs is not None and pairs.has_reference) or (grpo is not None and grpo.beta > 0)
+
+
+def has_removable_reference(train: Train, lora: Lora | None) -> bool:
+    """True if the reference is the model without its adapters; modules that are trained whole stay in it."""
+    return train.has_reference and lora is not None and not lora.modules_to_save
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -199,7 +199,7 @@ def _stepper(
     """Passes through the stages of a pipeline, or through the one model."""
     plan = coordinates.plan
     if plan.pipeline == 1:
-        is_reference = has_removable_reference(run.train.preference, run.lora)
+        is_reference = has_removable_reference(run.train, run.lora)
         return Accumulation(modules[0], plan=plan, is_reference=is_reference)
     return Pipeline(
         modules,
@@ -249,6 +249,7 @@ def _options(run: Run) -> TransformerOptions:
         mtp_loss_weight=run.train.mtp_loss_weight,
         loss_chunk=run.kernels.loss_chunk,
         preference=run.train.preference,
+        grpo=run.train.grpo,
     )
 
 

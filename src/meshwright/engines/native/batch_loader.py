@@ -7,8 +7,8 @@ counted before the first forward pass, so that the scale of the loss is known an
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ class LoadedBatch:
 
     tensors: dict[str, Tensor]  # this process's part, on its device
     counts: BatchCounts
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of completions; empty without
 
 
 class BatchLoader:
@@ -48,12 +49,14 @@ class BatchLoader:
         self.coordinates, self.chunks = coordinates, chunks_of(coordinates)
         self.tokenizer: Tokenizer | None = corpus.tokenizer
         self.corpus = corpus
+        grpo = run.train.grpo if corpus.tokenizer else None  # random tokens stand for completions
+        self.num_completions, self.num_updates = (1, 1) if grpo is None else (grpo.group, grpo.iterations)
         self.batches = Batches(
             samples=corpus.train,
-            global_batch=run.global_batch,
+            global_batch=run.global_batch // self.num_completions,
             seed=run.train.seed,
-            data_rank=coordinates.data_rank,
-            data_width=coordinates.plan.data,
+            data_rank=coordinates.data_rank if grpo is None else 0,  # all processes read all prompts
+            data_width=coordinates.plan.data if grpo is None else 1,
             vocab=run.model.vocab,
         )
         evaluate = run.train.evaluate
@@ -66,9 +69,7 @@ class BatchLoader:
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
         if run.label_tokens is not None:  # several are read at once, and then none for as long as a step takes
             self._training.num_steps, self._training.summary = READS_TO_MEASURE, statistics.fmean
-        preference = run.train.preference
-        has_reference = preference is not None and preference.has_reference
-        self.needs_reference = has_reference and not has_removable_reference(preference, run.lora)
+        self.needs_reference = run.train.has_reference and not has_removable_reference(run.train, run.lora)
         self.reference: dict[str, ReferenceOf] = {}  # by source of batches, where it is needed
         self.num_validation_batches: dict[str, int] = {}
         self._validation: dict[str, ReadAhead[Batch]] = {}
@@ -80,8 +81,12 @@ class BatchLoader:
 
     def begin_at(self, offset: int) -> None:
         """Shift all training batches by `offset` sequences, before the first is read: see `Batches.offset`."""
-        self.batches = replace(self.batches, offset=offset)
+        self.batches = replace(self.batches, offset=offset // self.num_completions)
         self._training.read = self.batches.at
+
+    def prompts(self, number: int) -> Batch:
+        """All prompts of step `number` with their answers, a row each; those of steps behind are prefetched."""
+        return self._training.at(number)
 
     def batch(self, first: int) -> LoadedBatch:
         """Sequences of a step that begins with the global batch `first`; batches behind are prefetched. Collective."""
@@ -93,6 +98,8 @@ class BatchLoader:
             num_labels, num_tokens = num_labels + of_labels, num_tokens + of_tokens
         counts = BatchCounts(first=first, num_batches=len(parts), num_labels=num_labels, num_tokens=num_tokens)
         tensors = self.on_device(joined(parts)) | self._reference(TRAINING, self.batches, first)
+        if self.run.train.grpo is not None:
+            tensors["advantages_B2"] = _random_advantages(tensors["tokens_BT"])
         return LoadedBatch(tensors=tensors, counts=counts)
 
     def validation_batch(self, name: str, index: int) -> LoadedBatch:
@@ -105,12 +112,13 @@ class BatchLoader:
 
     def progress(self, num_read: int) -> dict[str, SourceProgress]:
         """Samples and epochs of each training source in the first `num_read` global batches of the run."""
-        return self.batches.progress(num_read)
+        return self.batches.progress(num_read // self.num_updates)
 
     def planned_epochs(self, *, num_steps: int, next_batch: int) -> tuple[str, ...]:
         """Lines about how often the whole run reads each source of a mixture: `num_steps` steps are to come."""
         steps = with_label_ratio(self.run, self.corpus.label_ratio)
         num_sequences = next_batch * self.run.global_batch + num_steps * steps.global_batch
+        num_sequences //= self.num_completions * self.num_updates
         planned = self.corpus.planned_epochs(
             num_steps=self.run.num_steps, num_sequences=self.batches.offset + num_sequences
         )
@@ -149,7 +157,7 @@ class BatchLoader:
         if not self.needs_reference:
             return {}
         log_p_B2 = torch.from_numpy(self.reference[name](batches.sample_numbers(index)))
-        return {"reference_B2": log_p_B2.to(self.coordinates.device)}
+        return {"reference_BX": log_p_B2.to(self.coordinates.device)}
 
     def on_device(self, batch: Batch) -> dict[str, Tensor]:
         """The tensors of `batch` that this process computes on."""
@@ -162,6 +170,12 @@ class BatchLoader:
         # Without a boundary attention is plainly causal, which has faster kernels than a mask. Documents are not cut
         # into chunks: queries of this rank attend to keys of other ranks.
         return tensors if is_one_document else tensors | {"documents_BT": batch.documents_BT}
+
+
+def _random_advantages(tokens_BT: Tensor) -> Tensor:
+    """Advantages 1 to 7 of rows of random tokens, which stand for completions, and the weight 1 [B, 2]."""
+    advantages_B = 1.0 + tokens_BT.sum(1) % 7
+    return torch.stack([advantages_B, torch.ones_like(advantages_B)], dim=1)
 
 
 def open_batch_loader(run: Run, *, coordinates: MeshCoordinates, report: Report | None = None) -> BatchLoader:

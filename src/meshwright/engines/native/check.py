@@ -16,7 +16,16 @@ from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, Preference, PreferenceLoss, RateGroup, Run, has_removable_reference
+from meshwright.specs.reinforcement import NEEDS, Grpo
+from meshwright.specs.run import (
+    BIAS_RATE,
+    FaultAction,
+    Preference,
+    PreferenceLoss,
+    RateGroup,
+    Run,
+    has_removable_reference,
+)
 
 OWN_RULES = frozenset(rule.name for rule in RULES) - set(NOT_TRIED)
 
@@ -54,9 +63,64 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         yield Unsupported(key="model", reason="its head scores texts: train.preference: reward trains it")
     if run.train.preference is not None:
         yield from _preference(run.train.preference, run)
+    if run.train.grpo is not None:
+        yield from _grpo(run.train.grpo, run)
     yield from _rate_factors(run)
     if run.lora is not None:
         yield from _lora(run.lora, run)
+
+
+def _grpo(grpo: Grpo, run: Run) -> Iterator[Unsupported]:
+    key, train = "train.grpo", run.train
+    divides = run.global_batch % grpo.group == 0
+    steps_left = train.checkpoint is not None and train.checkpoint.every_steps % grpo.iterations
+    reacts = {train.faults.not_finite, train.faults.spike} & {FaultAction.SKIP, FaultAction.ROLL_BACK}
+    noise = "completions would be compared under noise: must be 0"
+    for name, is_stated, reason in (
+        (f"{key}.group", not divides, f"{grpo.group} does not divide batch.global_sequences = {run.global_batch}"),
+        (
+            f"{key}.completion_tokens",
+            grpo.completion_tokens >= run.sequence_length,
+            f"a prompt and its completion are in data.sequence_length = {run.sequence_length}: must be less",
+        ),
+        (
+            f"{key}.beta",
+            grpo.beta and not has_removable_reference(train, run.lora),
+            "the reference is the model without its adapters, and there is no such model: must be 0",
+        ),
+        ("train.checkpoint.every_steps", steps_left, f"must be a multiple of {key}.iterations = {grpo.iterations}"),
+        (
+            "train.steps",
+            (run.num_steps or 0) % grpo.iterations,
+            f"{run.num_steps} steps are no multiple of {key}.iterations = {grpo.iterations}",
+        ),
+        ("train.faults", grpo.iterations > 1 and reacts, f"with {key}.iterations above 1 a fault can only stop"),
+        ("train.preference", train.preference is not None, f"{key} is another loss: leave out one of both"),
+        ("train.evaluate", train.evaluate is not None, f"{key} has no validation loss: leave it out"),
+        ("model", run.model.num_labels, "its head scores texts, and writes none"),
+        ("model.experts", run.model.experts is not None, f"{key} is not tested with experts"),
+        ("model.num_mtp_layers", run.model.num_mtp_layers, "not trained on completions: must be 0"),
+        ("lora.base_format", run.lora and run.lora.base_format is not BaseFormat.FULL, f"not tested with {key}"),
+        ("precision", run.precision.name not in ("fp32", "bf16"), f"{key} is not tested in {run.precision.name}"),
+        ("data.source", run.data.is_synthetic, "random tokens have no answers: name prompts with answers"),
+        ("data.joined_documents", run.data.joined_documents, "a completion sees its own prompt only"),
+        ("batch.label_tokens", run.label_tokens, "steps are counted in completions: leave it out"),
+        ("train.z_loss", train.z_loss, "the loss of completions has no z-loss: must be 0"),
+        ("train.label_smoothing", train.label_smoothing, "the loss of completions has none: must be 0"),
+        ("train.neftune_alpha", train.neftune_alpha, noise),
+        ("train.residual_dropout", train.residual_dropout, noise),
+        ("train.attention_dropout", train.attention_dropout, noise),
+        ("train.compile", train.compile, "compiled layers have one length, and completions grow: leave it out"),
+    ):
+        if is_stated:
+            yield Unsupported(key=name, reason=reason)
+    for place, reward in enumerate(grpo.rewards):
+        needed = NEEDS.get(reward.verifier)
+        for name in ("pattern", "most_tokens", "command"):
+            value, at = getattr(reward, name), f"{key}.rewards[{place}].{name}"
+            if (value is None) == (name == needed):
+                says = f"{reward.verifier} needs it" if name == needed else f"not of {reward.verifier}: leave it out"
+                yield Unsupported(key=at, reason=says)
 
 
 UNSMOOTHED = (PreferenceLoss.ORPO, PreferenceLoss.KTO, PreferenceLoss.REWARD)
@@ -138,7 +202,7 @@ def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
             (QKV in lora.targets, "query, key and value as one matrix are not decomposed"),
             (lora.use_dora, "DoRA begins at the matrix as it is"),
             (lora.base_format is not BaseFormat.FULL, "a quantised base loses nothing"),
-            (has_removable_reference(run.train.preference, lora), "the model without adapters is not the reference"),
+            (has_removable_reference(run.train, lora), "the model without adapters is not the reference"),
         ):
             if is_stated:
                 yield Unsupported(key=key, reason=f"{base}{reason}: must be standard")

@@ -233,7 +233,7 @@ def _calibrated(
     if installed is not None:
         collective = None
         request = replace(request, calibration=installed.calibration(num_devices=plan.num_devices))
-    plain = replace(request, preference=None)  # as the layers were timed
+    plain = replace(request, preference=None, grpo=None)  # as the layers were timed
     calibration = calibration_here(plain, found.times, collective=collective, made=found.made)
     return replace(request, calibration=calibration)
 

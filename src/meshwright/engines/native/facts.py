@@ -244,6 +244,13 @@ RULES = (
         key="train.preference",
     ),
     Rule(
+        name="completions",
+        scope=Scope.SHAPE,
+        holds=lambda s, p: (not s.has_completions) | ((np.asarray(p.pipeline) == 1) & (np.asarray(p.context) == 1)),
+        says="a process writes and scores whole completions: parallel.pipeline and parallel.context must be 1",
+        key="train.grpo",
+    ),
+    Rule(
         name="compiled backward pass",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not s.is_compiled) | ~_splits_backward(p),

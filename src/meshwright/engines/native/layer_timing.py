@@ -168,7 +168,7 @@ def max_over_ranks(times: Times) -> Times:
 
 def shallow(run: Run, *, depth: int, micro_batch: int, device: torch.device) -> Assembly:
     """The run's model with `depth` layers, whole on this process's device."""
-    train = replace(run.train, preference=None)  # the cost model adds the passes of pairs
+    train = replace(run.train, preference=None, grpo=None)  # the cost model adds their passes
     small = replace(run, model=shallow_model(run.model, num_layers=depth), global_batch=micro_batch, train=train)
     return assemble(small, coordinates=MeshCoordinates(plan=Plan(micro_batch=micro_batch), device=device))
 

@@ -136,6 +136,8 @@ def describe(entry: dict[str, Any], *, num_steps: int, left_s: float) -> str:
         f"loss {entry['loss']:.4f}",
         f"{entry['tokens_per_s_per_device']:,.0f} tokens/s/device",
     ]
+    if "mean" in (rewards := entry.get("rewards", {})):
+        parts.insert(2, f"reward {rewards['mean']:.3f}")
     if entry["mfu"] is not None:
         parts.append(f"MFU {100 * entry['mfu']:.1f} %")
     if entry["step"] < num_steps:

@@ -3,7 +3,8 @@
 A batch is what one process reads for one step: tokens_BT, labels_BT (`IGNORED_LABEL` where none counts), positions_BT,
 and documents_BT where attention stops at document boundaries. Losses are sums over labels; `scale`, one over the labels
 that count in the whole global batch, makes the sum over processes and micro-batches the mean loss. With pairs of
-answers a loss is one of a pair, and a batch has reference_B2, unless the reference is the model without its adapters.
+answers a loss is one of a pair, and a batch has reference_BX, unless the reference is the model without its adapters.
+With completions a batch has advantages_B2, and old_BT where several steps train on them.
 
 B sequences, T tokens of a sequence.
 """
@@ -44,7 +45,7 @@ class Accumulation:
 
     def __init__(self, module: nn.Module, *, plan: Plan, is_reference: bool = False) -> None:
         self.module, self.plan = module, plan
-        self.is_reference = is_reference  # the model without its adapters is the reference of pairs
+        self.is_reference = is_reference  # the model without its adapters is the reference
 
     def forward_backward(self, batch: BatchTensors, *, scale: float) -> Tensor:
         """Add the gradients of all micro-batches; the loss, detached."""
@@ -69,19 +70,23 @@ class Accumulation:
         """Logits [B, T, V]."""
         return self.module(tokens_BT)
 
-    def scores(self, batch: BatchTensors) -> Tensor:
-        """Log-probabilities [B, 2] of the answers of pairs under the weights without adapters, in micro-batches."""
-        return torch.cat([self._scores(m) for m in split_micro_batches(batch, size=self.plan.micro_batch)])
+    def scores(self, batch: BatchTensors, *, is_reference: bool = True) -> Tensor:
+        """Log-probabilities [B, 2] of the answers of pairs, or [B, T] of the tokens of completions, in micro-batches.
 
-    def _scores(self, micro_batch: BatchTensors) -> Tensor:
+        `is_reference`: under the weights without adapters.
+        """
+        parts = split_micro_batches(batch, size=self.plan.micro_batch)
+        return torch.cat([self._scores(part, is_reference=is_reference) for part in parts])
+
+    def _scores(self, micro_batch: BatchTensors, *, is_reference: bool = True) -> Tensor:
         arguments = dict(micro_batch)
-        with as_reference(self.module, adapters=adapters_of(self.module)):
+        with as_reference(self.module, adapters=adapters_of(self.module) if is_reference else ()):
             return self.module(arguments.pop("tokens_BT"), **arguments, is_scored=True)
 
     def _forward(self, micro_batch: BatchTensors) -> Tensor:
         arguments = dict(micro_batch)
         if self.is_reference:
-            arguments["reference_B2"] = self._scores(micro_batch)
+            arguments["reference_BX"] = self._scores(micro_batch)
         return self.module(arguments.pop("tokens_BT"), **arguments)
 
 

@@ -34,11 +34,13 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates, mesh_coordi
 from meshwright.engines.native.prepared import PreparedRun
 from meshwright.engines.native.progress import ProgressDisplay, reading
 from meshwright.engines.native.reference import score_references
+from meshwright.engines.native.rollouts import Rollouts
 from meshwright.engines.native.route_timing import measured_routes
 from meshwright.engines.native.validation import ValidationHistory, ValidationLosses, validation_losses
 from meshwright.engines.native.warm_up import warm_up
 from meshwright.kernels.dispatch import KernelRouting, active
 from meshwright.kernels.dispatch import using as using_routes
+from meshwright.planner.request import UNCOUNTED_GENERATION
 from meshwright.records.environment import environment_facts
 from meshwright.records.training import Ending, Record, step_line
 from meshwright.specs.run import FaultAction
@@ -47,6 +49,7 @@ from meshwright.training.clock import Clock, TrainingPhase
 from meshwright.training.gemm_tuning import using
 from meshwright.training.metrics import WARM_UP_STEPS, above_peak, spread_of
 from meshwright.training.models import expert_load_ratio, rewards_from
+from meshwright.training.models.reinforcement import means_from
 from meshwright.training.optimizer import learning_rate
 from meshwright.training.profiling.profiler import StepProfiler
 from meshwright.training.run_identity import as_document
@@ -66,7 +69,7 @@ class StepOutcome:
     is_asked_to_stop: bool  # any process was
     fault: Fault | None  # not None: the update was not applied
     load_ratio: float  # rows of the busiest expert over the mean; 0 without experts
-    rewards: dict[str, float]  # of pairs of answers; empty without
+    rewards: dict[str, float]  # of pairs of answers, or of completions; empty without
     prediction_losses: tuple[float, ...]  # of the multi-token prediction modules, each over its labels
     counts: BatchCounts
 
@@ -190,6 +193,10 @@ class Trainer:
             position=self.position, corpus=loader.corpus, clock=clock, progress=progress,
         )  # fmt: skip
         self.profiler: StepProfiler | None = None
+        self.rollouts: Rollouts | None = None
+        if self.run.train.grpo is not None:
+            self.rollouts = Rollouts(self.run, assembly=assembly, loader=loader, coordinates=coordinates)
+            progress.say(f"note: {UNCOUNTED_GENERATION}")
         self.is_compiling = self.run.train.compile  # in its first step
         self.first_step = 0  # steps taken before a resume
         self.begin_s = 0.0  # when the first step would have begun without a resume
@@ -305,7 +312,7 @@ class Trainer:
     def _take_step(self, step: int) -> StepOutcome:
         """Forward, backward, agreement, and the update unless the step is faulty."""
         self.assembly.before_step(step)
-        batch = self.loader.batch(self.position.next_batch)
+        batch = (self.rollouts or self.loader).batch(self.position.next_batch)
         self.position.next_batch = batch.counts.last + 1
         self.assembly.scale_router_losses(batch.counts.router_loss_scale)
         if not batch.counts.num_labels:  # a stream of documents of one token each: samples of answers have a label
@@ -336,11 +343,22 @@ class Trainer:
             self.assembly.after_step(load_LE)
             self.position.tokens += batch.counts.num_batches * self.run.tokens_per_batch
         return StepOutcome(
-            loss=loss, norm=norm, is_asked_to_stop=num_stop > 0, fault=fault, load_ratio=load_ratio,
-            rewards=rewards_from(rewards) if rewards else {},
+            loss=loss, norm=norm, is_asked_to_stop=num_stop > 0 and self._is_between(batch.counts), fault=fault,
+            load_ratio=load_ratio,
+            rewards=self._rewards(batch, rewards),
             prediction_losses=tuple(s / max(1.0, n) for s, n in zip(predicted[::2], predicted[1::2], strict=True)),
             counts=batch.counts,
         )  # fmt: skip
+
+    def _is_between(self, counts: BatchCounts) -> bool:
+        """True if the next step writes new completions: a resumed training could not write the old ones again."""
+        grpo = self.run.train.grpo
+        return grpo is None or (counts.last + 1) % grpo.iterations == 0
+
+    def _rewards(self, batch: LoadedBatch, sums: list[float]) -> dict[str, float]:
+        if self.run.train.grpo is None:
+            return rewards_from(sums) if sums else {}
+        return {**batch.rewards, **means_from(sums, has_reference=self.run.train.has_reference)}
 
     def _learning_rate(self, step: int) -> float:
         return learning_rate(self.run.optimizer, step=step, num_steps=self.num_steps)

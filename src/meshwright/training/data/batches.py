@@ -132,12 +132,7 @@ class Batches:
         """The samples of these numbers, a row each."""
         samples = [self._sample(number) for number in numbers]
         self._refuse_unknown_tokens(samples)
-        return Batch(
-            tokens_BT=_stack([s.tokens_T for s in samples]),
-            labels_BT=_stack([s.labels_T for s in samples]),
-            positions_BT=_stack([s.positions_T for s in samples]),
-            documents_BT=_stack([s.documents_T for s in samples]),
-        )
+        return batch_of(samples)
 
     def iterate(self, *, start: int = 0, stop: int | None = None, num_workers: int = 1) -> Iterator[Batch]:
         """Batches `start`, `start` + 1, ... up to `stop` (exclusive; None: endless), read ahead by threads."""
@@ -159,5 +154,13 @@ class Batches:
             )  # fmt: skip
 
 
-def _stack(rows: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(rows).astype(np.int64, copy=False))
+def batch_of(samples: Sequence[Sample]) -> Batch:
+    """A batch of these samples, a row each."""
+
+    def rows(name: str) -> torch.Tensor:
+        return torch.from_numpy(np.stack([getattr(s, f"{name}_T") for s in samples]).astype(np.int64, copy=False))
+
+    return Batch(
+        tokens_BT=rows("tokens"), labels_BT=rows("labels"), positions_BT=rows("positions"),
+        documents_BT=rows("documents"),
+    )  # fmt: skip

@@ -83,7 +83,8 @@ def instruction_conversation(record: Mapping[str, Any], *, context_key: str, ans
 
 
 def prompt_conversation(record: Mapping[str, Any], prompt: Any, completion: Any) -> Conversation:
-    """The conversation of a prompt and a completion that are lists of messages; only the completion is trained."""
+    """The conversation of a prompt of messages and a completion, a list of them or text; only it is trained."""
+    completion = [{"role": "assistant", "content": completion}] if is_text(completion) else completion
     asked, said = conversation_of({}, prompt), conversation_of({}, completion)
     pairs = [(message, False) for message in asked.messages]
     return _conversation(record, [*pairs, *zip(said.messages, said.trained or (), strict=True)])

@@ -134,7 +134,8 @@ def open_data(run: Run, *, cache: Path | None = None, report: Report | None = No
         parts[name] = _samples(store, extents, run)
         num_tokens += extents.num_tokens
         # Of a mixture a source is repeated as its weight asks; alone it fills whole batches.
-        require_samples(parts[name], name=source.name, needed=1 if len(sources) > 1 else run.global_batch)
+        group = 1 if run.train.grpo is None else run.train.grpo.group
+        require_samples(parts[name], name=source.name, needed=1 if len(sources) > 1 else run.global_batch // group)
     for name, place in run.data.validation_sources.items() if is_evaluated else ():
         other = open_source(place, cache=cache)
         store, of_store = _open_store(run, other, tokenizer, cache, report, name=_validation_data(name))
@@ -200,6 +201,8 @@ def _open_store(
     else:
         store = tokenise(source, tokenizer, cache=cache, report=report)
     require_pairs(store, name=name, preference=run.train.preference)
+    if run.train.grpo is not None:
+        _require_prompts(store, name=name)
     require_vocab(store, vocab=run.model.vocab, cache=cache)
     of_source = source.notes if isinstance(source, DocumentSource) else ()
     return store, (*(f"{name}: {line}" for line in of_source), *describe_records(name, store.counts))
@@ -225,6 +228,16 @@ def require_pairs(store: TokenStore, *, name: str, preference: Preference | None
             f"{name} has pairs of answers, or judged ones, which cross-entropy does not tell apart",
             got=", ".join(sorted(found)),
             hint=hint or "--set train.preference=dpo, or =kto; or name the key of one answer: source: NAME?text=chosen",
+        )
+
+
+def _require_prompts(store: TokenStore, *, name: str) -> None:
+    formats = set((store.counts or {}).get("formats", ()))
+    if not formats or RecordFormat.TEXT in formats:
+        raise InputError(
+            f"{name}: train.grpo needs prompts with the answers that completions are compared with",
+            got=", ".join(sorted(formats)) or "tokens",
+            allowed="records with prompt and answer, question and answer, or messages",
         )
 
 
@@ -296,6 +309,9 @@ def _tokenizer(run: Run, sources: Mapping[str, DocumentSource | TokenFiles], cac
 
 def _samples(store: TokenStore, extents: Extents, run: Run, *, pads_short: bool = False) -> TextSamples:
     """Answers keep their prompts: a corpus with a mask is packed by whole documents, or in pairs."""
+    if run.train.grpo is not None:
+        most = run.sequence_length - run.train.grpo.completion_tokens
+        return whole_samples(store, extents, sequence_length=run.sequence_length, most_prompt=most)
     if run.train.preference is not None:
         is_judged = run.train.preference.loss is PreferenceLoss.KTO
         return pair_samples(store, extents, sequence_length=run.sequence_length, is_judged=is_judged)

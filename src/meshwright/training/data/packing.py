@@ -150,11 +150,16 @@ class WholeSamples:
         )
 
 
-def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) -> WholeSamples:
+def whole_samples(
+    store: TokenStore, extents: Extents, *, sequence_length: int, most_prompt: int | None = None
+) -> WholeSamples:
     """Fill samples with the documents of these extents, in order. Extents begin and end with documents.
 
-    A sample without a label is skipped, so that every batch has a loss.
+    A sample without a label is skipped, so that every batch has a loss. `most_prompt`: each document has a sample of
+    its own, and is skipped unless its prompt has so many tokens at most and its answer ends in the sample.
     """
+    if most_prompt is not None:
+        return _single_samples(store, extents, sequence_length=sequence_length, most_prompt=most_prompt)
     ranges = []
     for start, end in extents.ranges_E2:
         while start < end:
@@ -172,6 +177,29 @@ def whole_samples(store: TokenStore, extents: Extents, *, sequence_length: int) 
         lengths=lengths_of(store, documents),
     )  # fmt: skip
     return WholeSamples(store=store, sequence_length=sequence_length, ranges_P2=ranges_P2, usage=usage)
+
+
+def answer_at(trained_N: np.ndarray) -> int:
+    """Place at which the last answer begins, the last run of trained tokens.
+
+    >>> answer_at(np.array([False, True, False, False, True, True, False]))
+    4
+    """
+    stop = len(trained_N) - int(trained_N[::-1].argmax())
+    return stop - int((~trained_N[:stop][::-1]).argmax()) if not trained_N[:stop].all() else 0
+
+
+def _single_samples(store: TokenStore, extents: Extents, *, sequence_length: int, most_prompt: int) -> WholeSamples:
+    documents = count_document_labels(store, extents, sequence_length=sequence_length)
+    ranges_D2 = np.stack([documents.starts_D, documents.starts_D + documents.lengths_D], axis=1)
+    prompts_D = np.array([answer_at(store.trained(*ends)) for ends in ranges_D2.tolist()], np.int64)
+    kept_D = (documents.labels_D > 0) & (documents.lengths_D <= sequence_length + 1) & (prompts_D <= most_prompt)
+    documents = replace(documents, labels_D=documents.labels_D * kept_D)
+    usage = usage_of_documents(
+        documents, ranges_D2[kept_D], sequence_length=sequence_length, num_skipped=int((~kept_D).sum()),
+        lengths=lengths_of(store, documents),
+    )  # fmt: skip
+    return WholeSamples(store=store, sequence_length=sequence_length, ranges_P2=ranges_D2[kept_D], usage=usage)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ from meshwright.kernels.linear import linear
 from meshwright.kernels.linear_cross_entropy import linear_cross_entropy
 from meshwright.kernels.traffic import AUTOMATIC
 from meshwright.specs.model import AttentionKind, Model, NormPlacement
+from meshwright.specs.reinforcement import Grpo
 from meshwright.specs.run import MTP_LOSS_WEIGHT, Preference
 from meshwright.training.models.attention import GroupedAttention, LatentAttention
 from meshwright.training.models.experts import MixtureOfExperts
@@ -49,6 +50,8 @@ from meshwright.training.models.preference import (
     reward_losses,
     scores_at_ends,
 )
+from meshwright.training.models.reinforcement import NUM_SUMS as NUM_SUMS_OF_COMPLETIONS
+from meshwright.training.models.reinforcement import completion_losses
 from meshwright.training.models.token_layout import Chunks, Suffix, TokenLayout, make_layout
 
 
@@ -66,6 +69,12 @@ class TransformerOptions:
     mtp_loss_weight: float = MTP_LOSS_WEIGHT  # coefficient of the mean loss of the prediction modules
     loss_chunk: int | str = "auto"  # tokens whose logits are in memory at once; "all"
     preference: Preference | None = None  # loss of pairs of answers in place of cross-entropy
+    grpo: Grpo | None = None  # loss of completions with advantages in place of cross-entropy
+
+    @property
+    def num_reward_sums(self) -> int:
+        """Sums that are kept for a record; 0 with cross-entropy."""
+        return NUM_SUMS if self.preference is not None else 0 if self.grpo is None else NUM_SUMS_OF_COMPLETIONS
 
 
 class ResidualDropout(nn.Dropout):
@@ -135,7 +144,7 @@ class Head(nn.Linear):
     def forward(self, input: Tensor, labels_BT: Tensor | None = None, weights_BT: Tensor | None = None) -> Tensor:
         """[B, T, V] in the weight's dtype, or a fp32 scalar. `input` is [B, T, D] (the name is nn.Linear's).
 
-        With pairs of answers the losses of tokens, [B, T].
+        With pairs of answers, or with completions, the losses of tokens, [B, T].
         """
         if labels_BT is None:
             return capped(linear(input, self.weight), self.cap)
@@ -151,7 +160,9 @@ class Head(nn.Linear):
         group: ProcessGroup | None = None,
     ) -> Tensor:
         """The loss of `weight_VD`; with `group` its ranks have a part of the vocabulary each."""
-        sums = self.options.preference is None
+        sums, cap = not self.options.num_reward_sums, self.cap
+        if self.options.grpo is not None and (temperature := self.options.grpo.temperature) != 1:
+            h_BTD, cap = h_BTD / temperature, cap / temperature
         losses = linear_cross_entropy(
             h_BTD.flatten(0, 1),
             weight_VD,
@@ -159,7 +170,7 @@ class Head(nn.Linear):
             weights_N=None if weights_BT is None else weights_BT.flatten(),
             group=group,
             z_loss=self.options.z_loss,
-            cap=self.cap,
+            cap=cap,
             chunk_logits=self._chunk_logits(labels_BT.numel(), vocab=weight_VD.shape[0]),
             reduction="sum" if sums else "none",
         )
@@ -227,8 +238,8 @@ class Transformer(nn.Module):
         self.predictions = nn.ModuleDict(_predictions(model, options) if is_last else {})
         has_copy = bool(self.predictions) and not is_first
         self.prediction_embedding = _embedding(model) if has_copy else None
-        if is_last and options.preference is not None:
-            self.register_buffer("reward_sums", torch.zeros(NUM_SUMS), persistent=False)
+        if is_last and options.num_reward_sums:
+            self.register_buffer("reward_sums", torch.zeros(options.num_reward_sums), persistent=False)
         self.tie()
 
     def blocks(self) -> dict[str, Block]:
@@ -249,13 +260,16 @@ class Transformer(nn.Module):
         labels_BT: Tensor | None = None,
         weights_BT: Tensor | None = None,
         stream_BT: Tensor | None = None,
-        reference_B2: Tensor | None = None,
+        reference_BX: Tensor | None = None,
+        old_BT: Tensor | None = None,
+        advantages_B2: Tensor | None = None,
         is_scored: bool = False,
     ) -> Tensor:
         """Return logits [B, T, V]; given labels, the weighted sum of the losses of all tokens (fp32 scalar).
 
-        With pairs of answers the sum of the losses of pairs; `reference_B2` has the reference's log-probabilities of
-        the answers. `is_scored`: the answers' log-probabilities [B, 2] in place of their loss.
+        With pairs of answers the sum of the losses of pairs; `reference_BX` has the reference's log-probabilities of
+        the answers, X = 2, or of the tokens of completions, X = T. `is_scored`: log-probabilities [B, X] in place of
+        the loss. `reinforcement.completion_losses` explains `old_BT` and `advantages_B2`.
 
         In training, multi-token prediction adds to the gradient of that loss, not to the loss. A last stage needs the
         tokens for it: `stream_BT`.
@@ -279,6 +293,10 @@ class Transformer(nn.Module):
             self.reward_sums += sums
             return losses_B.sum()
         out = self.head(self.norm(x_BTD), labels_BT, weights_BT)
+        if self.options.grpo is not None and labels_BT is not None:
+            return (
+                -out if is_scored else self._loss_of_completions(-out, labels_BT, advantages_B2, old_BT, reference_BX)
+            )
         if pairs is not None:
             assert labels_BT is not None
             assert documents_BT is not None
@@ -286,7 +304,7 @@ class Transformer(nn.Module):
             if is_scored:
                 return log_p_B2
             losses_B, sums = pair_losses(
-                pairs, log_p_B2, lengths_B2, reference_B2,
+                pairs, log_p_B2, lengths_B2, reference_BX,
                 is_chosen_first_B=documents_BT[:, 0] == 0, group=self.data_group,
             )  # fmt: skip
             self.reward_sums += sums
@@ -307,6 +325,23 @@ class Transformer(nn.Module):
             head=self.head,
         )
         return with_gradient_of(out, self.options.mtp_loss_weight * predicted)
+
+    def _loss_of_completions(
+        self,
+        log_p_BT: Tensor,
+        labels_BT: Tensor,
+        advantages_B2: Tensor | None,
+        old_BT: Tensor | None,
+        reference_BT: Tensor | None,
+    ) -> Tensor:
+        assert self.options.grpo is not None
+        assert advantages_B2 is not None
+        losses_B, sums = completion_losses(
+            self.options.grpo, log_p_BT, labels_BT=labels_BT, advantages_B2=advantages_B2, old_BT=old_BT,
+            reference_BT=reference_BT,
+        )  # fmt: skip
+        self.reward_sums += sums
+        return losses_B.sum()
 
     def hidden_states(
         self, tokens_BT: Tensor, positions_BT: Tensor | None = None, documents_BT: Tensor | None = None
