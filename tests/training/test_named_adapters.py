@@ -23,6 +23,13 @@ pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWa
 KINDS = {
     "plain": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]},
     "other": {"r": 2, "lora_alpha": 3, "target_modules": ["v_proj", "down_proj"], "use_rslora": True},
+    "patterns": {
+        "r": 3,
+        "lora_alpha": 6,
+        "target_modules": ["q_proj", "v_proj"],
+        "rank_pattern": {"layers.0.self_attn.q_proj": 5},
+        "alpha_pattern": {"v_proj": 9},
+    },
     "dora": {"r": 3, "lora_alpha": 5, "target_modules": ["o_proj"], "use_dora": True},
     "head": {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
     "pissa": {"r": 2, "lora_alpha": 2, "target_modules": ["k_proj"], "init_lora_weights": "pissa"},
@@ -122,7 +129,10 @@ def test_an_evaluation_has_the_rows_of_every_adapter(base, adapters, tmp_path):
     assert done.texts == done.adapters["plain"]["texts"]
 
 
-@pytest.mark.parametrize(("names", "factors"), [(["dora"], []), (["plain"], [0.5]), (["plain", "other"], [0.7, -0.3])])
+@pytest.mark.parametrize(
+    ("names", "factors"),
+    [(["dora"], []), (["plain"], [0.5]), (["plain", "other"], [0.7, -0.3]), (["patterns", "plain"], [0.5, 2.0])],
+)
 def test_a_merge_of_folders_equals_pefts(meshwright, base, adapters, tmp_path, names, factors):
     options = [part for name in names for part in ("--adapter", str(adapters[name]))]
     options += [part for factor in factors for part in ("--factor", str(factor))]

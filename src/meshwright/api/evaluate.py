@@ -148,7 +148,7 @@ def evaluation(
 
 
 def _by_adapter(trained: TrainedModel, measured: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """What is measured, with the first of several adapters, and by the names of all; and the seconds that it took."""
+    """Measure with each of several adapters, or once: the numbers of the first, those of all by name, the seconds."""
     begin_s, named = time.perf_counter(), {}
     if trained.adapters is not None:
         for name in trained.adapters.names:
