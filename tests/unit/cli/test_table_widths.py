@@ -130,7 +130,8 @@ def print_benchmark_runs() -> None:
 
 def print_evaluation() -> None:
     row = {"on": "wikitext/test.txt", "metric": "bits_per_byte", "value": 0.75, "standard_error": 0.01, "number": 10**6}
-    done = SimpleNamespace(to_rows=lambda: [row], model={"name": "llama3.1-8b", "step": 12_000}, texts=())
+    model = {"name": "llama3.1-8b", "step": 12_000}
+    done = SimpleNamespace(to_rows=lambda: [row], model=model, texts=(), adapters={})
     import_module("meshwright.cli.commands.evaluate")._show(done)
 
 

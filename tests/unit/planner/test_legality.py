@@ -298,6 +298,7 @@ CASES = [
     ("steps of labels", Plan(pipeline=2, data_shard=32), {"keys": ("batch.label_tokens=1000000",)}),
     ("pairs of answers", Plan(pipeline=2, data_shard=32), {"keys": ("train.preference=dpo",)}),
     ("pairs of answers", Plan(context=2, data_shard=32), {"keys": ("train.preference=dpo",)}),
+    ("completions", Plan(pipeline=2, data_shard=32), {"keys": ("train.grpo.rewards=[exact]",)}),
     ("compiled backward pass", Plan(pipeline=2, data_shard=32, schedule=Schedule.ZERO_BUBBLE), {"keys": COMPILED}),
     ("compiled recomputation",
      Plan(data_shard=64, recompute=Recompute.SELECTIVE, recompute_modules=("norm",)), {"keys": COMPILED}),

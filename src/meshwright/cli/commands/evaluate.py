@@ -48,14 +48,14 @@ def _show(done: Evaluation) -> None:
         rows,
         title=f"{done.model['name']}" + (f", step {done.model['step']:,}" if done.model["step"] is not None else ""),
     )
-    of_adapters = [text for found in done.adapters.values() for text in found["texts"]]
-    for text in of_adapters or done.texts:
+    of_adapters = [(f"{name}: ", text) for name, found in done.adapters.items() for text in found["texts"]]
+    for prefix, text in of_adapters or [("", text) for text in done.texts]:
         for kind in ("worst", "longest"):
             if text[kind]:
                 print_table(
                     {"document": "right", "loss": "right", "tokens": "right", "text": "left"},
                     [_example(each) for each in text[kind]],
-                    title=f"{text['source']}: {kind} documents",
+                    title=f"{prefix}{text['source']}: {kind} documents",
                 )
     if done.texts:
         print_line(f"Windows of {done.texts[0]['sequence_length']:,} tokens; {format_duration(done.seconds)}.")
