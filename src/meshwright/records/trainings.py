@@ -86,7 +86,22 @@ class TrainingRow:
         return self.global_batch * self.sequence_length
 
 
-TABLE = RowTable(kind=TrainingRow, name=CSV_NAME, what="bench trainings", made_by=MADE_BY, empty_zeros=(int,))
+MEASURED = ("step_s_median", "tokens_per_s_per_device", "mfu", "peak_memory_bytes")
+PREDICTED = ("predicted_step_s", "predicted_step_s_low", "predicted_step_s_high", "predicted_memory_bytes")
+
+
+def _checked(row: TrainingRow, where: str) -> TrainingRow:
+    """Return the row. Raises InputError for a measured training without its values, or with a part of a prediction."""
+    needed = MEASURED if row.status is TrainingStatus.OK else ()
+    needed += PREDICTED if any(getattr(row, name) is not None for name in PREDICTED) else ()
+    if absent := [name for name in needed if getattr(row, name) is None]:
+        raise InputError(f"{where}: {absent[0]} is empty", got=f"status {row.status}", allowed="a number")
+    return row
+
+
+TABLE = RowTable(
+    kind=TrainingRow, name=CSV_NAME, what="bench trainings", made_by=MADE_BY, empty_zeros=(int,), check=_checked
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,9 +21,9 @@ FILES = {"megatron": ("megatron_lm.args", "megatron_bridge.yaml"), "maxtext": ("
 ALL = (*FILES["megatron"], *FILES["maxtext"], "meshwright_run.py")
 
 
-def exported(*keys: str, engine: str) -> tuple[Run, dict[str, str]]:
+def exported(*keys: str, engine: str, cluster: str = "h100-8x1") -> tuple[Run, dict[str, str]]:
     run = from_options(
-        model="llama3.1-8b", cluster="h100-8x1", global_batch=64, sequence_length=4096, engine=engine,
+        model="llama3.1-8b", cluster=cluster, global_batch=64, sequence_length=4096, engine=engine,
         overrides=(*PLAN, *(["parallel.sharding=optimizer"] if engine == "megatron" else []), *keys),
     )  # fmt: skip
     return run, dict(find_engine(engine).lower(run, folder=Path("out")).files)
@@ -79,6 +79,16 @@ def test_an_import_has_switches_without_a_setting(engine, name, key, tmp_path):
     found = importing.import_run(f"{source}:train" if source.suffix == ".py" else str(source), cluster="h100-8x1")
     again = from_mapping(json.loads(json.dumps(found.content)))
     assert switches_of(again) == switches_of(run)
+
+
+@pytest.mark.parametrize("kernel", ["fa2", "ck"])
+def test_one_name_of_two_kernels_is_read_as_the_stated_one(kernel, tmp_path):
+    run, files = exported(f"stack.attention={kernel}", engine="trl", cluster="mi300x-8x1")
+    (tmp_path / "sft.yaml").write_text(files["sft.yaml"])
+    importing = find_engine("trl")
+    assert isinstance(importing, ImportingEngine)
+    found = importing.import_run(str(tmp_path / "sft.yaml"), cluster="mi300x-8x1")
+    assert switches_of(from_mapping(found.content)).attention == switches_of(run).attention == kernel
 
 
 def test_a_line_that_the_settings_contradict_is_refused(tmp_path):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tests.record_folders import write_sweep
 
 from meshwright.errors import InputError, RunFileError
+from meshwright.records import trainings
 from meshwright.records.sweep import ONLY_STEPS, configurations, parse_sweep
 from meshwright.runfile import load
 
@@ -105,3 +107,12 @@ def test_twice_is_once_too_often(run_file, tmp_path):
         made(run_file, sweeps=["train.seed=" + ",".join(map(str, range(1001)))])
     with pytest.raises(RunFileError, match="no such file"):
         made(tmp_path / "tinny.yaml")
+
+
+@pytest.mark.parametrize("cell", [",7,", ",0.44,", ",6e10,"])
+def test_a_measured_training_without_a_value_is_refused(tmp_path, cell):
+    write_sweep(tmp_path / "sweep")
+    path = tmp_path / "sweep" / trainings.CSV_NAME
+    path.write_text(path.read_text().replace(cell, ",,", 1))
+    with pytest.raises(InputError, match=r"csv:2: \w+ is empty: got 'status ok', allowed: a number"):
+        trainings.read(path.parent)

@@ -52,7 +52,7 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
         f"# {run.name}: {run.model.name} on {plan.num_devices} devices ({plan.describe()}), for TRL {VERSION}.\n"
         "# Written by Meshwright. Absent keys have the values of TRL's SFTConfig and ModelConfig.\n"
         f"{COMMENTS}"
-        f"{software_line(run)}"
+        f"{software_line(run, lacks=('attention',))}"  # FlashAttention 2 has one name there, whichever package it is of
     )
     settings = _settings(run, plan) | (_adapters(run.lora, run.model) if run.lora else {"adapter": False})
     keys = {table("trl").key_of(setting): value for setting, value in settings.items() if value is not None}
