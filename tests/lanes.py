@@ -1,4 +1,4 @@
-"""Order and deadline of a test run: what takes longest begins first, and what no longer fits is not begun.
+"""Order and deadline of a test run: the longest tests begin first, and a test that no longer fits is not begun.
 
 Registered by the conftest.py of the repository. `docs/reference/testing.md` describes the lanes.
 

@@ -31,7 +31,7 @@ class Generation(Result):
     Attributes:
         model: name, weights, step, number format, tokenizer and positions of the model.
         settings: sampling, most tokens, stop strings, batch.
-        completions: one for each prompt, in order; of several adapters those of the first one, then the next.
+        completions: one for each prompt, in order. Several adapters complete all prompts, one adapter after another.
         time_s: to the first token (of each batch: low, median, high) and of the tokens after it.
         rates: tokens per second after the first ones, of all prompts together.
     """

@@ -18,13 +18,12 @@ from meshwright.json_values import jsonable
 from meshwright.planner import PlanComparison, PlanRequest, PlanResult, RankedPlan, WhyNot, nearest_losers
 from meshwright.planner import why_not as answer_to
 from meshwright.planner.choice import best_plans, fixing, free_request, goal_of
-from meshwright.planner.estimate import PlanEstimate, estimate_ranked, notes_on_software
+from meshwright.planner.estimate import PlanEstimate, estimate_ranked, notes_on_gaps
 from meshwright.planner.explain import WhyNotVerdict
 from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour
 from meshwright.planner.neighbours import neighbours as neighbours_of
 from meshwright.planner.parts import notes_on_parts
-from meshwright.planner.request import UNCOUNTED_GENERATION
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
@@ -98,9 +97,8 @@ class PlanRanking(Result):
         """Notes on the first plan: its stages on parts of a cluster, and switches that change nothing of it."""
         request, plan = self.request, self.best.plan
         of_memory = (*notes_on_ignored_keys(self.run), *notes_on_host_memory(request, plan))
-        of_software = (*notes_on_software(request), *notes_on_idle_switches(request, plan))
-        of_grpo = (UNCOUNTED_GENERATION,) if request.grpo else ()
-        return (*self.engine_notes, *notes_on_parts(request, plan), *of_software, *of_memory, *of_grpo)
+        of_software = (*notes_on_gaps(request), *notes_on_idle_switches(request, plan))
+        return (*self.engine_notes, *notes_on_parts(request, plan), *of_software, *of_memory)
 
     @cached_property
     def gradients(self) -> GradientGain | None:

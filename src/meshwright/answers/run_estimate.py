@@ -20,12 +20,12 @@ from meshwright.json_values import jsonable, picked
 from meshwright.planner import request_for, violations
 from meshwright.planner.choice import best_plans, goal_of
 from meshwright.planner.engines import Severity
-from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_software
+from meshwright.planner.estimate import PlanEstimate, estimate_plan, notes_on_gaps
 from meshwright.planner.host_memory import LARGER_HOST, host_shortfall, notes_on_host_memory
 from meshwright.planner.legality import legality_context
 from meshwright.planner.parts import notes_on_parts
 from meshwright.planner.rank_memory import RankMemory, memory_of_ranks
-from meshwright.planner.request import UNCOUNTED_GENERATION, PlanRequest, note_on_labels
+from meshwright.planner.request import PlanRequest, note_on_labels
 from meshwright.planner.search import PlanResult
 from meshwright.planner.switches import notes_on_idle_switches
 from meshwright.result import Result
@@ -160,14 +160,13 @@ def estimate_run(run: Run) -> RunEstimate:
     notes += notes_on_idle_switches(request, estimate.plan)
     notes += notes_on_host_memory(request, estimate.plan)
     notes += notes_on_fit(estimate)
-    notes += [UNCOUNTED_GENERATION] if request.grpo else []
     return RunEstimate(
         run=run,
         request=request,
         estimate=estimate,
         economics=economics_of(run, request, estimate),
         chosen=chosen,
-        notes=(*of_engine, *warnings, *(notes + notes_on_software(request))),
+        notes=(*of_engine, *warnings, *(notes + notes_on_gaps(request))),
     )
 
 

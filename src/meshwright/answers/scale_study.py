@@ -13,7 +13,7 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.json_values import jsonable, picked
 from meshwright.planner import request_for, scaling
 from meshwright.planner.choice import fixing, goal_of
-from meshwright.planner.estimate import notes_on_software
+from meshwright.planner.estimate import notes_on_gaps
 from meshwright.planner.scaling import Deadline, Emulation, Mode, Replica, ScaleCurve, Sensitivity, Study
 from meshwright.planner.software import search_with_software
 from meshwright.result import Result
@@ -61,7 +61,8 @@ class ScaleReport(Result):
         replica_cluster: name of that cluster.
         sensitivity: efficiency with one assumption changed at a time.
         deadline: the fewest devices that train in time.
-        notes: cautions about the engine: it is `any`, or no run of its kind was measured on the accelerator.
+        notes: cautions about the engine: it is `any`, or no run of its kind was measured on the accelerator; and about
+            parts of the run that the prediction lacks.
     """
 
     run: Run
@@ -193,7 +194,7 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
             allowed=f"at least the {run.tokens_per_batch:,} tokens of a step", hint="15 trillion tokens are 15e12",
         )  # fmt: skip
     study = _study(run, question)
-    notes = (*of_engine, *notes_on_software(study.request))
+    notes = (*of_engine, *notes_on_gaps(study.request))
     sizes = question.devices or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
     deadline = None if question.deadline is None else _deadline(study, question.deadline)
     if deadline is not None:

@@ -4,8 +4,8 @@ Lengths of requests are log-normal where the load states a spread: a prompt take
 a decode step is that of the mean context. Requests are dealt to the replicas in turn, so one of R replicas gets every
 R-th: its gaps are sums of R gaps, which have a gamma distribution again. Disaggregated replicas are simulated in the
 smallest group with the same ratio. A request is outside of all steps first (`ServingRates.request_s`). Pipeline stages
-that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987). Decode steps
-already take the time of all stages, so the delay counts what a prompt adds to them, and nothing else.
+that compute n prompts at once are one place that is n times as fast, and a delay (Seidmann et al. 1987). The delay
+counts the time that a prompt adds to decode steps: these take the time of all stages already.
 
 The load is stable if fewer requests arrive than the server finishes with all places taken. Requests that are computed
 again then, because the cache is full, count: a queue that has formed once must drain.

@@ -28,7 +28,7 @@ from meshwright.cost.tables import PlanTable, plan_row
 from meshwright.cost.uncertainty import Etas, derivatives, kinds_of, log_variances, spread
 from meshwright.planner.finalists import simulate_pipeline, simulated_step_s
 from meshwright.planner.generations import MixedStep, PartShare, mixed_step
-from meshwright.planner.request import PlanRequest
+from meshwright.planner.request import UNCOUNTED_GENERATION, PlanRequest
 from meshwright.planner.search import RankedPlan
 from meshwright.planner.space import plan_table
 from meshwright.specs.estimate import Estimate, MemoryEstimate, StepEstimate, Tier
@@ -210,6 +210,11 @@ def num_measured(engine: str, vendor: str) -> int:
     devices = [device for device in map(accelerator, accelerator_names()) if device.vendor == vendor]
     families = {device.rates_of or device.architecture for device in devices}
     return sum(fitted().num_rows("architecture_lineage", f"{family}/{facts.lineage}") for family in families)
+
+
+def notes_on_gaps(request: PlanRequest) -> list[str]:
+    """Notes on parts of the run that the prediction lacks, and on software that nobody measured there."""
+    return [*([UNCOUNTED_GENERATION] if request.grpo else []), *notes_on_software(request)]
 
 
 def notes_on_software(request: PlanRequest) -> list[str]:

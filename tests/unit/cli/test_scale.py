@@ -242,3 +242,15 @@ def test_a_missing_price_is_said_with_the_option_that_gives_it(meshwright):
     assert "none is known for mi355x; give yours: --set costs.usd_per_device_hour=USD" in " ".join(
         outcome.stdout.split()
     )
+
+
+@pytest.mark.parametrize("verb", [("plan",), ("estimate",), ("scale", "--devices", "8,16")])
+def test_uncounted_completions_are_said_wherever_a_step_is_predicted(meshwright, tmp_path, verb):
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "model: llama3.2-1b\ncluster: h100-8x1\nparallel: {data_shard: 8}\n"
+        "data: {source: q.jsonl, tokenizer: bytes, sequence_length: 1024}\nbatch: {global_sequences: 64, micro: 4}\n"
+        "train: {steps: 2, grpo: {completion_tokens: 512, rewards: [number]}}\n"
+    )
+    done = meshwright(verb[0], path, *verb[1:], "--json")
+    assert sum("train.grpo: the predicted step is the update only" in note for note in done.json["notes"]) == 1

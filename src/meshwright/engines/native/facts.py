@@ -51,6 +51,11 @@ def _stored_once(module: str) -> Rule:
     )
 
 
+def _is_whole(plan: PlanTable) -> Mask:
+    """True if a rank has all layers, and all tokens of its sequences."""
+    return (np.asarray(plan.pipeline) == 1) & (np.asarray(plan.context) == 1)
+
+
 def _splits_backward(plan: PlanTable) -> NDArray[np.bool_]:
     return has_schedule(plan, *schedules_with(lambda r: r.splits_backward)) & (np.asarray(plan.pipeline) > 1)
 
@@ -239,14 +244,14 @@ RULES = (
     Rule(
         name="pairs of answers",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (not s.has_pairs) | ((np.asarray(p.pipeline) == 1) & (np.asarray(p.context) == 1)),
+        holds=lambda s, p: (not s.has_pairs) | _is_whole(p),
         says="the loss of a pair needs both answers on one rank: parallel.pipeline and parallel.context must be 1",
         key="train.preference",
     ),
     Rule(
         name="completions",
         scope=Scope.SHAPE,
-        holds=lambda s, p: (not s.has_completions) | ((np.asarray(p.pipeline) == 1) & (np.asarray(p.context) == 1)),
+        holds=lambda s, p: (not s.has_completions) | _is_whole(p),
         says="a process writes and scores whole completions: parallel.pipeline and parallel.context must be 1",
         key="train.grpo",
     ),
