@@ -51,9 +51,13 @@ class Result(ABC):
         """Return HTML for a notebook. Nothing is loaded from elsewhere."""
         return import_module(DRAWN).notebook_html(self)
 
-    def _write_page(self, path: str | os.PathLike[str], **about: str) -> None:
-        """Write the page of this answer. `about` goes to what draws it. Raises InputError if it cannot be written."""
-        import_module(DRAWN).write_page_of(self, path=path, **about)
+    def write_html(self, path: str | os.PathLike[str], *, command: str = "") -> None:
+        """Write this answer as one page that opens offline. `command` is the command line that makes it.
+
+        Raises:
+            InputError: `path` cannot be written, or the answer lacks what its page shows.
+        """
+        import_module(DRAWN).write_page_of(self, path=path, command=command)
 
     def to_frame(self) -> pandas.DataFrame:
         """Return the rows of this result as a pandas DataFrame.

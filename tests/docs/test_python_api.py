@@ -15,7 +15,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs" / "reference").glob("python-a
 PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 FUNCTIONS = [n for n in mw.__all__ if inspect.isfunction(getattr(mw, n))]
 CLASSES = [n for n in mw.__all__ if inspect.isclass(getattr(mw, n)) and issubclass(getattr(mw, n), Result)]
-SHARED = {"to_dict", "to_frame", "to_rows", "summary"}
+SHARED = {"to_dict", "to_frame", "to_rows", "summary", "write_html"}
 
 
 def section(name: str) -> str:

@@ -256,7 +256,7 @@ class PlanRanking(Result):
             InputError: the scored plans were not asked for, or `path` cannot be written.
         """
         self._listed()
-        self._write_page(path, command=command)
+        super().write_html(path, command=command)
 
     def summary(self) -> str:
         """Return model, cluster, number of plans and the best one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -30,6 +30,12 @@ class TextTable:
         """Return a table of a row for each item; `columns` has the cell of an item by its heading."""
         rows = [tuple(cell(item) for cell in columns.values()) for item in items]
         return cls(title=title, headings=tuple(columns), rows=rows, caption=caption, text_columns=text_columns)
+
+    def without_empty_columns(self) -> TextTable:
+        """Return the same table without the columns in which every cell is empty."""
+        kept = [i for i in range(len(self.headings)) if any(row[i] not in ("", None) for row in self.rows)]
+        rows = [tuple(row[i] for i in kept) for row in self.rows]
+        return replace(self, headings=tuple(self.headings[i] for i in kept), rows=rows)
 
 
 def unbroken(cell: str) -> str:

@@ -72,7 +72,7 @@ def run(
         output.note(f"the run leaves the plan open; the planner chose {done.plan.describe()}")
     output.note(*done.notes)
     output.write(trace_path, lambda path: _write_trace(done, path))
-    output.write_page("meshwright.report.estimate_page:estimate_page", done, path=html_path)
+    output.write_page(done, html_path)
     output.emit(done, _print)
 
 

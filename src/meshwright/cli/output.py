@@ -229,17 +229,17 @@ def typed() -> str:
     return shlex.join(["meshwright", *sys.argv[1:]])
 
 
-def write_page(page: str, found: Any, *, path: Path | None, **about: Any) -> None:
-    """Draw the page of this command line by "module:function", write it if it is asked for, and say so."""
-    write(path, lambda target: write_html(page, found, path=target, command=typed(), **about))
+def write_page(found: Result, path: Path | None) -> None:
+    """Write the page of an answer to this command line if it is asked for, and say so."""
+    write(path, found.write_html, command=typed())
 
 
-def write_forms(found: Any, *, page: str, markdown: str, figures: str, options: Mapping[str, Any]) -> bool:
+def write_forms(found: Result, *, markdown: str, figures: str, options: Mapping[str, Any]) -> bool:
     """Write the forms that `options` name, and say so; True if there is one.
 
-    `page`, `markdown` and `figures` are the functions that draw them, each as "module:function".
+    `markdown` and `figures` are the functions that draw them, each as "module:function".
     """
-    write_page(page, found, path=options["html_path"])
+    write_page(found, options["html_path"])
     write(
         options["markdown_path"],
         lambda path: load("meshwright.report.html:write_page")(load(markdown)(found), path=path),

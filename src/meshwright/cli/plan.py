@@ -14,7 +14,7 @@ from meshwright.answers.plan_ranking import PlanRanking
 from meshwright.answers.quantities import percent, rate, seconds
 from meshwright.api.plan import plan
 from meshwright.api.question import ask
-from meshwright.cli.output import Align, emitted_json, note, print_line, print_table, progress, typed, write
+from meshwright.cli.output import Align, emitted_json, note, print_line, print_table, progress, write, write_page
 from meshwright.cli.run_input import take_run
 from meshwright.planner.neighbours import shares_few_divisors
 from meshwright.planner.scored import ScoredPlans
@@ -42,7 +42,7 @@ def run(
     scored = limit if show_all or html_path is not None else 0
     with progress(f"planning {run.model.name} on {run.cluster_name}"):
         ranking = ask(plan, asked | {"neighbours": explain, "switches": explain, "scored": scored})
-    write(html_path, ranking.write_html, command=typed())
+    write_page(ranking, html_path)
     write(csv_path, ranking.write_csv)
     write(write_path, ranking.write)
     if write_path is not None and run.num_steps is None:

@@ -281,7 +281,7 @@ def _group(found: list[ComparedResult]) -> ComparedGroup:
 
 def _generations(groups: Sequence[ComparedGroup], baseline: str | None) -> Iterable[GenerationRatio]:
     """Ratios to the baseline of each benchmark and size: from one maker's own results, or from means over
-    submitters."""
+    sets."""
     sizes = dict.fromkeys((g.benchmark, g.num_accelerators) for g in groups)
     for benchmark, devices in sizes:
         same = [g for g in groups if (g.benchmark, g.num_accelerators) == (benchmark, devices)]
@@ -298,7 +298,7 @@ def _generations(groups: Sequence[ComparedGroup], baseline: str | None) -> Itera
             yield GenerationRatio(
                 benchmark=benchmark, num_accelerators=devices, slower=f"{base.accelerator}, {base.round}",
                 faster=f"{group.accelerator}, {group.round}", ratio=one / other,
-                of=base.maker.submitter if own and base.maker else "means over submitters",
+                of=base.maker.submitter if own and base.maker else "means over sets",
             )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from meshwright.accuracy.failed import FailedReport
 from meshwright.accuracy.metrics import Metrics
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, RowReport
+from meshwright.answers.accuracy_study import AccuracyStudy
 from meshwright.answers.quantities import percent, rate
 from meshwright.answers.text_table import TextTable
 from meshwright.calibration.parameters import fitted
@@ -156,11 +157,9 @@ _DRAWN = {"accelerator", "source", "architecture", "precision", "framework"}
 """Kinds of groups that get a figure above their table."""
 
 
-def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False, command: str = "") -> str:
-    """The whole page. `command` is the command line that makes it.
-
-    `leave_one_source_out`: each source was predicted by a calibration fitted without it.
-    """
+def accuracy_page(study: AccuracyStudy, *, command: str = "") -> str:
+    """The whole page. `command` is the command line that makes it."""
+    report, is_refitted = study.report, study.leave_one_source_out
     of_subsets = (
         "Error: predicted over measured, minus one. Sweeps over plans of one source are separate: there "
         "the order of the plans matters more. Regret is the throughput lost by running the plan predicted fastest."
@@ -171,9 +170,9 @@ def accuracy_page(report: AccuracyReport, *, leave_one_source_out: bool = False,
     sections += [_section(shown) for shown in remaining_tables(report)]
     m = report.headline or report.summary
     of = HEADLINE if report.headline else "all rows"
-    text = _LEAVE_ONE_OUT if leave_one_source_out else _FITTED.format(version=fitted().made)
+    text = _LEAVE_ONE_OUT if is_refitted else _FITTED.format(version=fitted().made)
     return document(
-        title=LEAVE_ONE_OUT_TITLE if leave_one_source_out else TITLE,
+        title=LEAVE_ONE_OUT_TITLE if is_refitted else TITLE,
         lead=paragraph(text, css_class="lead") + tiles(_key_figures(m, of)),
         sections=sections,
         footer=f"Meshwright {__version__}. Measurements as their sources published them. {command}",

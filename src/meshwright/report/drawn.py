@@ -1,4 +1,4 @@
-"""The table of functions that draw each answer: its display in a notebook, and the page that it writes, if any.
+"""The table of functions that draw each answer: its display in a notebook, and its own page, if any.
 
 `meshwright.result.Result` opens this module when an answer is drawn. Answers import nothing that draws them.
 """
@@ -11,8 +11,9 @@ from pathlib import Path
 from pkgutil import resolve_name
 
 from meshwright.files import toml_table
-from meshwright.report.html import write_page
+from meshwright.report.html import PageSection, document, write_page
 from meshwright.result import Result
+from meshwright.version import __version__
 
 _TABLES = toml_table(Path(__file__).with_name("drawn.toml"))
 NOTEBOOKS, PAGES = _TABLES["notebooks"], _TABLES["pages"]
@@ -21,22 +22,28 @@ NOTEBOOKS, PAGES = _TABLES["notebooks"], _TABLES["pages"]
 
 def notebook_html(answer: Result) -> str:
     """Return the HTML of an answer for a notebook. Raises TypeError for a class that is not in the table."""
-    return _drawn(answer, NOTEBOOKS, what="nothing draws {}: it is not in the table")(answer)
+    if (draw := _drawn(answer, NOTEBOOKS)) is None:
+        raise TypeError(f"nothing draws {type(answer).__name__}: it is not in the table")
+    return draw(answer)
 
 
-def write_page_of(answer: Result, *, path: str | os.PathLike[str], **about: str) -> None:
-    """Draw the page of an answer and write it. `about` goes to what draws it.
+def write_page_of(answer: Result, *, path: str | os.PathLike[str], command: str) -> None:
+    """Draw the page of an answer and write it: its own page, or what a notebook shows of it.
 
-    Raises InputError when it cannot be written, TypeError for a class that has no page in the table.
+    Raises InputError when it cannot be written, TypeError for a class that nothing draws.
     """
-    draw = _drawn(answer, PAGES, what="no page is drawn of {}")
-    write_page(draw(answer, **about), path=path)
+    if (draw := _drawn(answer, PAGES)) is not None:
+        write_page(draw(answer, command=command), path=path)
+        return
+    shown = PageSection(title="", parts=[notebook_html(answer)], is_wide=True)
+    footer = f"Meshwright {__version__}. {command}"
+    write_page(document(title=answer.summary(), lead="", sections=[shown], footer=footer), path=path)
 
 
-def _drawn(answer: Result, drawn: Mapping[str, str], *, what: str) -> Callable[..., str]:
+def _drawn(answer: Result, drawn: Mapping[str, str]) -> Callable[..., str] | None:
     """Return the function of the answer's class, or of the nearest one that it is derived from."""
     for each in type(answer).__mro__:
         name = f"{each.__module__.removeprefix('meshwright.')}:{each.__qualname__}"
         if name in drawn:
             return resolve_name(f"meshwright.report.{drawn[name]}")
-    raise TypeError(what.format(type(answer).__name__))
+    return None

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import cycle
+from itertools import cycle, repeat
 
 from meshwright.answers.quantities import percent
 from meshwright.answers.text_table import TextTable
 from meshwright.mlperf.compare import PUBLISHED, ComparedGroup, ResultComparison
-from meshwright.report.charts import FAINT, WIDTH, across, alt, color_by, lines_of
+from meshwright.report.charts import BLUE, FAINT, WIDTH, across, alt, color_by, lines_of
 from meshwright.report.figures import svg
 from meshwright.report.html import PageSection, document, explained_figure, numbered_notes, page_table, paragraph
 from meshwright.report.overview.figures import SERIES
 from meshwright.version import __version__
 
-MOST_DRAWN = 40
-"""Results of a figure; more of them are in the table alone."""
+MOST_LINES = 40
+"""Results of a figure with a line each; more of them stand on the line of their group."""
 
 
 def tables_of(found: ResultComparison) -> list[TextTable]:
@@ -72,14 +71,11 @@ def comparison_page(found: ResultComparison, *, command: str) -> str:
     tables = tables_of(found)
     sections = [PageSection(title=t.title, parts=[page_table(t)]) for t in tables]
     num_results = sum(len(g.results) for g in found.groups)
-    if 0 < num_results <= MOST_DRAWN:
+    if num_results:
         data = paragraph(f"The data is the table {tables[0].title}.")
-        colors = group_colors(found)
-        drawn = explained_figure(
-            scores_svg(found, colors), title="Minutes to the target", data=data, command=command,
-            legend=colors.items(),
-        )  # fmt: skip
-        sections.insert(0, PageSection(title="Scores", parts=[drawn]))
+        picture, legend = scores_svg(found)
+        drawn = explained_figure(picture, title="Minutes to the target", data=data, command=command, legend=legend)
+        sections.insert(0, PageSection(title="Scores", parts=[drawn], is_wide=True))
     sections.append(PageSection(title="Endnotes", parts=[numbered_notes(found.endnotes)]))
     benchmarks = ", ".join(dict.fromkeys(g.benchmark for g in found.groups))
     lead = paragraph(f"{num_results:,} results: {benchmarks}. Less is better.", css_class="lead")
@@ -88,24 +84,17 @@ def comparison_page(found: ResultComparison, *, command: str) -> str:
     )
 
 
-def group_colors(found: ResultComparison) -> dict[str, str]:
-    """Colour of each group's results."""
-    return dict(zip(dict.fromkeys(_group_name(g) for g in found.groups), cycle(SERIES), strict=False))
-
-
-def _group_name(group: ComparedGroup) -> str:
-    return f"{_size(group)}, {group.round}"
-
-
-def scores_svg(found: ResultComparison, colors: Mapping[str, str]) -> str:
-    """Each result as a point, the fastest first, in the colour of its group."""
-    rows = [
-        {"name": f"{r.submitter}, {_size(g)}, {r.system}", "minutes": r.score_min, "on": _group_name(g)}
-        for g in found.groups
-        for r in g.results
-    ]
+def scores_svg(found: ResultComparison) -> tuple[str, list[tuple[str, str]]]:
+    """Each result as a point, the fastest first, and the legend. Many results stand on the line of their group."""
+    benchmarks = {g.benchmark for g in found.groups}
+    groups = [(g, f"{_size(g)}, {g.round}" + (f", {g.benchmark}" if len(benchmarks) > 1 else "")) for g in found.groups]
+    each = [(on, f"{r.submitter}, {_size(g)}, {r.system}", r.score_min) for g, on in groups for r in g.results]
+    is_long = len(each) > MOST_LINES
+    rows = [{"name": on if is_long else name, "minutes": score, "on": on} for on, name, score in each]
     rows.sort(key=lambda row: row["minutes"])
-    base = lines_of(rows, labelLimit=360).encode(x=across("minutes", title="minutes", tickCount=6))
-    lines = base.mark_rule(color=FAINT).encode(x2=alt.datum(0))
-    points = base.mark_point(filled=True, size=70, opacity=1).encode(color=color_by("on", colors))
-    return svg((lines + points).properties(width=WIDTH - 120, height={"step": 22}), title="Minutes to the target")
+    colors = dict(zip(dict.fromkeys(on for _, on in groups), repeat(BLUE) if is_long else cycle(SERIES), strict=False))
+    base = lines_of(rows, labelLimit=360).encode(x=across("minutes", title="minutes", grid=is_long, tickCount=6))
+    points = base.mark_point(filled=True, size=70, opacity=0.7 if is_long else 1).encode(color=color_by("on", colors))
+    drawn = points if is_long else base.mark_rule(color=FAINT).encode(x2=alt.datum(0)) + points
+    picture = svg(drawn.properties(width=WIDTH - 120, height={"step": 22}), title="Minutes to the target")
+    return picture, [] if is_long else list(colors.items())

@@ -3,6 +3,7 @@ from tests.predicted_rows import ten_percent_high
 from tests.shipped_rows import shipped_runs
 
 from meshwright.accuracy.report import HEADLINE, AccuracyReport, compare
+from meshwright.answers.accuracy_study import AccuracyStudy
 from meshwright.report.accuracy import (
     BLIND_TITLE,
     LEGEND,
@@ -23,7 +24,7 @@ def report() -> AccuracyReport:
 
 @pytest.fixture(scope="module")
 def page(report: AccuracyReport) -> str:
-    return accuracy_page(report)
+    return accuracy_page(AccuracyStudy(report=report))
 
 
 def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport, page: str) -> None:
@@ -39,7 +40,10 @@ def test_the_page_has_both_figures_and_stands_alone(report: AccuracyReport, page
 
 @pytest.mark.when_touched  # test_the_page_has_both_figures_and_stands_alone has the page
 def test_the_title_names_leave_one_source_out(report: AccuracyReport, page: str) -> None:
-    assert "leave-one-source-out" in accuracy_page(report, leave_one_source_out=True).split("</title>")[0]
+    assert (
+        "leave-one-source-out"
+        in accuracy_page(AccuracyStudy(report=report, leave_one_source_out=True)).split("</title>")[0]
+    )
     assert "leave-one-source-out" not in page.split("</title>")[0]
 
 
@@ -58,12 +62,12 @@ def test_the_legend_names_each_subset_that_is_drawn(report: AccuracyReport) -> N
 
 
 def test_a_page_of_no_rows_still_opens() -> None:
-    assert "<svg" in accuracy_page(compare([], predict=ten_percent_high))
+    assert "<svg" in accuracy_page(AccuracyStudy(report=compare([], predict=ten_percent_high)))
 
 
 def test_a_name_cannot_break_the_page(report: AccuracyReport) -> None:
     groups = {**report.groups, "source": {"<b>blog</b>": report.summary}}
-    page = accuracy_page(AccuracyReport(**{**vars(report), "groups": groups}))
+    page = accuracy_page(AccuracyStudy(report=AccuracyReport(**{**vars(report), "groups": groups})))
     assert "&lt;b&gt;blog" in page
     assert "<b>blog" not in page
 

@@ -109,7 +109,7 @@ class RecordReport(Result):
 
     def to_html(self, path: str | os.PathLike[str]) -> None:
         """Write the report as one page that opens offline. Raises InputError when it cannot be written."""
-        self._write_page(path)
+        self.write_html(path)
 
     def summary(self) -> str:
         """Return the number of entries of each kind."""

@@ -123,7 +123,7 @@ class SourceReport(Result):
 
     def to_html(self, path: str | Path) -> None:
         """Write the report as one page that opens offline. Raises InputError when it cannot be written."""
-        self._write_page(path)
+        self.write_html(path)
 
     def summary(self) -> str:
         """Return the number of claims of each class, and of slips."""

@@ -48,8 +48,7 @@ def command(*, asked: dict[str, Any], by: str, show_rows: bool, csv_path: Path |
         rows = "row says" if unread == 1 else "rows say"
         note(f"{unread} {rows} something that is not understood: see `unread` in --json or --csv")
     write(csv_path, lambda path: load("meshwright.accuracy.report:write_rows")(study.report, path))
-    is_refitted = asked["leave_one_source_out"]
-    write_page(f"{REPORT}:accuracy_page", study.report, path=html_path, leave_one_source_out=is_refitted)
+    write_page(study, html_path)
     if not emitted_json(study):
         tables = load(f"{REPORT}:accuracy_tables")(study.report, by=by)
         print_text_tables([load(f"{REPORT}:rows_table")(study.report), *tables] if show_rows else tables)

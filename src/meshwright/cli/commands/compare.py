@@ -29,10 +29,7 @@ def command(*, asked: dict[str, Any], **options: Any) -> None:
     """
     found = ask(compare, asked)
     home = "meshwright.report.comparison"
-    write_forms(
-        found, page=f"{home}.page:comparison_page", markdown=f"{home}.tables:markdown",
-        figures=f"{home}.page:figures_of", options=options,
-    )  # fmt: skip
+    write_forms(found, markdown=f"{home}.tables:markdown", figures=f"{home}.page:figures_of", options=options)
     if emitted_json(found):
         return
     print_text_tables(load(f"{home}.tables:tables_of")(found))

@@ -12,7 +12,7 @@ from meshwright.api import inference as api
 from meshwright.api.inference import HARDWARE
 from meshwright.api.question import ask
 from meshwright.cli import output
-from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option
+from meshwright.cli.options import AmountRange, CountRange, file_option, folder_option, html_option
 from meshwright.cli.question import options_from
 from meshwright.cli.verbs import verb, verb_group
 from meshwright.units import gib
@@ -61,9 +61,10 @@ ITL = click.option("--itl", "itl_ms", type=MS, metavar="MS", help="Longest inter
 )  # fmt: skip
 @TTFT
 @ITL
+@html_option
 def estimate(
     *, asked: dict[str, Any], drafted: int, draft: str | None, accepted: float | None,
-    ttft_ms: float | None, itl_ms: float | None, **prices: Any,
+    ttft_ms: float | None, itl_ms: float | None, html_path: Path | None, **prices: Any,
 ) -> None:  # fmt: skip
     """Estimate latencies, rates, memory and price of a server.
 
@@ -79,6 +80,7 @@ def estimate(
     """
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(api.inference_estimate, asked, prices=prices, drafted=drafted, draft=draft, accepted=accepted or 0.0)
+    output.write_page(found, html_path)
     if output.emitted_json(found):
         return
     of = found.server.of
@@ -100,10 +102,11 @@ def estimate(
 @ITL
 @click.option("--explain", is_flag=True, help="For each layout: its best load, and what stops it.")
 @click.option("--pareto", is_flag=True, help="Print throughput per device against interactivity.")
+@html_option
 @folder_option("--write", "folder", help="Write what starts the servers: a script, a Kubernetes manifest, a page.")
 def plan(
     *, asked: dict[str, Any], ttft_ms: float | None, itl_ms: float | None, explain: bool, pareto: bool,
-    folder: Path | None, **prices: Any,
+    html_path: Path | None, folder: Path | None, **prices: Any,
 ) -> None:  # fmt: skip
     """Find the serving layout with most tokens/s under bounds of TTFT and ITL.
 
@@ -119,6 +122,7 @@ def plan(
     asked |= {"ttft_s": ttft_ms and ttft_ms / 1e3, "itl_s": itl_ms and itl_ms / 1e3}
     found = ask(api.inference_plan, asked, prices=prices)
     left = () if folder is None else found.write(folder)
+    output.write_page(found, html_path)
     if output.emitted_json(found):
         return
     output.print_line(found.summary(), style="bold")

@@ -110,7 +110,7 @@ def compare(*, asked: dict[str, Any], html_path: Path | None) -> None:
     Results of your own benchmarks are never compared with MLPerf results.
     """
     found = ask(mlperf_compare, asked)
-    output.write_page("meshwright.report.mlperf:comparison_page", found, path=html_path)
+    output.write_page(found, html_path)
     output.emit(found, _print_comparison)
 
 

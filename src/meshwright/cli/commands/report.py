@@ -36,13 +36,11 @@ def command(*, asked: dict[str, Any], **options: Any) -> None:
             raise InputError("the report on the source documents has its own prices", hint="omit options of prices")
         with progress("predicting the claims"):
             found = report_sources()
-        home, page = "meshwright.report.sources.page", "source_page"
+        home = "meshwright.report.sources.page"
     else:
         found = ask(report_records, asked)
-        home, page = "meshwright.report.overview.page", "record_page"
-    is_written = write_forms(
-        found, page=f"{home}:{page}", markdown=f"{home}:markdown", figures=f"{home}:figures_of", options=options
-    )
+        home = "meshwright.report.overview.page"
+    is_written = write_forms(found, markdown=f"{home}:markdown", figures=f"{home}:figures_of", options=options)
     if wants_json():
         emit_json(found.to_dict())
     elif not is_written:

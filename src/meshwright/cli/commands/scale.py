@@ -33,7 +33,7 @@ def command(*, asked: dict[str, Any], calibration: str | None, html_path: Path |
     with progress(f"scaling {run.model.name}"):
         report = ask(scale, asked)
     note(*report.notes)
-    write_page("meshwright.report.scale:scale_page", report, path=html_path)
+    write_page(report, html_path)
     if not emitted_json(report):
         print_hardware(report.study.request.cluster)
         print_text_tables(load("meshwright.report.scale:tables_of")(report))

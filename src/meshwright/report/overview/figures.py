@@ -235,7 +235,7 @@ def serving_chart(named: Sequence[tuple[str, Sequence[Mapping[str, Any]]]]) -> A
     """Output rate over the speed that one request sees, one line a server, its loads as labels."""
     rows = [{**point, "name": name} for name, points in named for point in points]
     color = color_by("name", {name: SERIES[i] for i, (name, _) in enumerate(named)})
-    title, scale = "tokens/s of one request (1 / time per output token)", alt.Scale(zero=False, padding=24)
+    title, scale = "tokens/s of one request (1 / time per output token)", alt.Scale(zero=True)
     x = across("user_rate", title=title, scale=scale, grid=True, tickCount=6)
     y = up("rate", title="output tokens/s", scale=alt.Scale(zero=True), format="~s", grid=True, tickCount=6)
     base = chart_of(rows)

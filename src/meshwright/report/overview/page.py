@@ -88,9 +88,9 @@ def record_page(
     """
     made, needs = _made(found), TEXTS["needs"]
     parts = [_section(s, command=command) for s in (*first, *made.values()) if s is not None]
-    missing = [f"{name} needs {needs[name]}" for name, s in made.items() if name in needs and s is None]
-    text = "; ".join(missing) + "." if missing else "Nothing: the records fill every section."
-    absent = PageSection(title="What no record shows", parts=[paragraph(text[:1].upper() + text[1:])])
+    missing = [f"{name}: {needs[name]}" for name, s in made.items() if name in needs and s is None]
+    text = f"Needed for {'; for '.join(missing)}." if missing else "Nothing: the records fill every section."
+    absent = PageSection(title="What no record shows", parts=[paragraph(text)])
     return document(
         title=heading or title(found), lead=_lead(found), sections=[*parts, absent, _notes(found)],
         footer=f"Meshwright {__version__}. {command}",
@@ -459,7 +459,8 @@ def _section(section: ReportSection, *, command: str) -> PageSection:
 
 
 def _lead(found: RecordReport) -> str:
-    shown = [(f"{len(found.entries):,}", "records", found.summary())]
+    count = len(found.entries)
+    shown = [(f"{count:,}", "record" if count == 1 else "records", found.summary())]
     for metric, name in ((THROUGHPUT, "highest throughput, tokens/s/device"), (MFU, "highest MFU")):
         best = draw.highest(found.entries, metric, most=1)
         shown += [(value_text(v), name, who) for who, v in best]

@@ -13,8 +13,8 @@ from meshwright.report.comparison.tables import value_text
 
 
 def entries_table(found: RecordReport) -> TextTable:
-    """One row for each entry."""
-    return TextTable(
+    """One row for each entry; columns that no record has a value for are left out."""
+    table = TextTable(
         title="Records",
         headings=(
             "name", "kind", "workload", "device", "devices", "precision", "plan", "engine", "step time",
@@ -23,6 +23,7 @@ def entries_table(found: RecordReport) -> TextTable:
         rows=[_entry_row(e) for e in found.entries],
         text_columns=("kind", "workload", "device", "precision", "plan", "engine"),
     )  # fmt: skip
+    return table.without_empty_columns()
 
 
 def _entry_row(entry: ReportEntry) -> tuple[str, ...]:

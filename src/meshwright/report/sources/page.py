@@ -28,8 +28,9 @@ COMMAND = "meshwright report sources --html sources.html"
 CLASSES = {AnswerClass(name): text for name, text in TEXTS["classes"].items()}
 
 
-def source_page(found: SourceReport, *, command: str = COMMAND) -> str:
+def source_page(found: SourceReport, *, command: str = "") -> str:
     """The whole page."""
+    command = command or COMMAND
     parts = list(_sections(found, command=command))
     return document(
         title=TITLE, lead=_lead(found), sections=parts,

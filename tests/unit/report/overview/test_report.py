@@ -114,7 +114,7 @@ def test_a_page_is_one_file_with_a_note_for_each_record(found):
     for title in ("Throughput", "Loss", "Memory", "Scaling", "Predicted and measured", "Serving", "Cost", "Endnotes"):
         assert f"<h2>{title}</h2>" in page
     assert page.count("meshwright train run.yaml") >= 2
-    assert "pipeline timeline needs a run file" in page.lower()
+    assert "for pipeline timeline: a run file" in page.lower()
 
 
 def test_text_of_records_cannot_become_markup(tmp_path):
@@ -234,7 +234,7 @@ def test_a_device_without_a_price_has_no_cost(tmp_path):
     write_training(tmp_path / "one", device__accelerator=None, device__name="AMD EPYC")
     found = collect([str(tmp_path)])
     assert cost_rows(found.costed, PriceTerms()) == []
-    assert "cost needs" in record_page(found)
+    assert "for cost: a throughput" in record_page(found)
 
 
 def test_served_tokens_have_a_price_where_the_record_names_devices(tmp_path):
