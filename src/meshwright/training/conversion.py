@@ -190,6 +190,7 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     else:
         module = _adapters(run, weights, lora=run.lora)
         origin = None if run.weights is None else find_weights(run.weights)
+    _require_reference(run, module, weights, origin=origin)
     optimizer = MasterOptimizer(
         masters_of([module], compute=torch.float32), settings=run.optimizer, is_single_process=True
     )
@@ -198,6 +199,22 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
     about |= checkpoint.as_manifest(checkpoint.content(run, weights=origin))
     about["identity"] = as_document(new_identity(run, plan=None, results=None, fingerprints=fingerprints(run)))
     return checkpoint.save(state, folder=folder, step=0, about=about, keep=None)
+
+
+def _require_reference(run: Run, module: Transformer, weights: Path, *, origin: Origin | None) -> None:
+    """Raise InputError where the loss compares with another model than the one that training begins with."""
+    if run.lora is None:
+        named = None if run.weights is None else find_weights(run.weights)
+        is_other = named is None or origin is None or named.fingerprint != origin.fingerprint
+    else:
+        zero = (".lora_a", ".lora_magnitude")  # what they change is nothing while B is zero
+        is_other = any(t.any() for name, t in adapters_of(module).items() if not any(end in name for end in zero))
+    if run.train.has_reference and is_other:
+        hint = "`weights` names what training begins with"
+        hint += (
+            "" if run.lora is None else ": `meshwright checkpoint to-hf WEIGHTS OUT --merge --adapter FOLDER` makes it"
+        )
+        raise InputError("the loss compares with `weights`, and these are others", got=str(weights), hint=hint)
 
 
 def _adapters(run: Run, folder: Path, *, lora: Lora) -> Transformer:

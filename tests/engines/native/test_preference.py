@@ -18,7 +18,10 @@ from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.reference import score_references
 from meshwright.errors import InputError
 from meshwright.specs.plan import Plan, Recompute, Sharding
-from meshwright.training.models import rewards_from
+from meshwright.training.conversion import import_weights
+from meshwright.training.models import build_model, init_adapters, init_weights, rewards_from
+from meshwright.training.named_adapters import with_empty_adapters
+from meshwright.training.weights import adapters_of, save_adapters, save_weights
 
 pytestmark = pytest.mark.usefixtures("warm_ranks", "without_measuring", "without_page")
 
@@ -149,6 +152,38 @@ def test_a_resumed_training_takes_the_same_steps_and_validates_pairs(toy_pairs, 
     assert steps[0]["rewards"]["margin"] == pytest.approx(0.0, abs=1e-5)  # the model is its own reference
     assert steps[0]["loss"] == pytest.approx(0.693147, abs=1e-5)
     assert validated[-1]["validation_loss"] < validated[0]["validation_loss"]
+
+
+@pytest.mark.parametrize(
+    "loss",
+    ["preference: dpo", "preference: kto", "grpo: {beta: 0.1, group: 4, completion_tokens: 4, rewards: [exact]}"],
+)
+def test_weights_that_are_not_the_reference_are_no_beginning(tmp_path, loss):
+    """Adapters of a fine-tuning, or other weights than the run's, would be compared with what the run names."""
+    settings = f"train={{steps: 1, {loss}, checkpoint: {{folder: {tmp_path / 'saved'}}}}}"
+    plain, other = (tiny_run(), tiny_run())
+    for seed, run in enumerate((plain, other)):
+        built = build_model(run.model, device="cpu")
+        init_weights(built, seed=seed)
+        save_weights(built, tmp_path / str(seed), dtype=torch.float32)
+    named = f"weights={tmp_path / '0'}"
+    with pytest.raises(InputError, match="compares with `weights`") as refused:
+        import_weights(tiny_run(settings, named), tmp_path / "1", folder=tmp_path / "saved")
+    assert "weights" in refused.value.hint
+    import_weights(tiny_run(settings, named), tmp_path / "0", folder=tmp_path / "same")
+    for number, keys in enumerate(("rank: 2", "rank: 2, modules_to_save: [head]")):
+        run = tiny_run(settings, named, "task=lora", f"lora={{{keys}}}")
+        for kind, is_trained in (("fresh", False), ("trained", True)):
+            folder, module = tmp_path / f"{kind}{number}", with_empty_adapters(run.model, run.lora)
+            init_adapters(module, seed=0)
+            for name, tensor in adapters_of(module).items():
+                if is_trained and ".lora_b" in name:
+                    torch.nn.init.ones_(tensor)
+            save_adapters(adapters_of(module), folder, model=run.model, lora=run.lora, base=run.weights)
+        with pytest.raises(InputError, match="compares with `weights`") as refused:
+            import_weights(run, folder, folder=tmp_path / "saved")
+        assert "--merge" in refused.value.hint
+    import_weights(tiny_run(settings, named, "task=lora", "lora={rank: 2}"), tmp_path / "fresh0", folder=tmp_path / "b")
 
 
 @pytest.fixture
