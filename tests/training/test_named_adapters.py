@@ -34,6 +34,7 @@ KINDS = {
     "head": {"r": 2, "lora_alpha": 2, "target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
     "pissa": {"r": 2, "lora_alpha": 2, "target_modules": ["k_proj"], "init_lora_weights": "pissa"},
 }
+TWO = ("--adapter", "{plain}", "--adapter", "{other}")
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +45,19 @@ def base(tmp_path_factory):
 @pytest.fixture(scope="module")
 def adapters(base, tmp_path_factory):
     """Folders of PEFT's adapters, trained as if, by name."""
-    place, generator = tmp_path_factory.mktemp("adapters"), torch.Generator().manual_seed(3)
-    for name, values in KINDS.items():
+    return write_adapters(base, tmp_path_factory.mktemp("adapters"), KINDS)
+
+
+def write_adapters(base, place, kinds):
+    generator = torch.Generator().manual_seed(3)
+    for name, values in kinds.items():
         made = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(base), peft.LoraConfig(**values))
         with torch.no_grad():
             for parameter in made.parameters():
                 if parameter.requires_grad:
                     parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.2)
         made.save_pretrained(place / name)
-    return {name: place / name for name in KINDS}
+    return {name: place / name for name in kinds}
 
 
 def named(adapters):
@@ -152,9 +157,37 @@ def test_a_merge_of_folders_equals_pefts(meshwright, base, adapters, tmp_path, n
     assert (out / "tokenizer.json").read_bytes() == (base / "tokenizer.json").read_bytes()
 
 
+ONE_RANK = {"one": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_proj"]}} | {
+    "two": {"r": 4, "lora_alpha": 3, "target_modules": ["v_proj", "down_proj"], "use_rslora": True}
+}
+
+
+@pytest.mark.parametrize("factors", [[0.7, 0.3], [1.5, -0.5], [0.0, -1.0]])
+@pytest.mark.parametrize(("how", "density"), [("linear", None), ("svd", None), ("ties", 0.4), ("ties", 1.0)])
+def test_a_combination_equals_pefts(meshwright, base, tmp_path, how, density, factors):
+    folders = write_adapters(base, tmp_path / "adapters", ONE_RANK)
+    options = [part for folder in folders.values() for part in ("--adapter", str(folder))]
+    options += [part for factor in factors for part in ("--factor", str(factor))]
+    options += ["--combination", how, *(["--density", str(density)] if density else [])]
+    done = meshwright("checkpoint", "to-hf", base, tmp_path / "out", "--merge", "--dtype", "fp32", *options)
+    assert done.exit_code == 0, done.stderr
+    model = theirs(base, folders)
+    model.add_weighted_adapter(list(folders), factors, "sum", combination_type=how, density=density)
+    model.set_adapter("sum")
+    expected = model.merge_and_unload().state_dict()
+    for key, tensor in transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out").state_dict().items():
+        assert torch.allclose(tensor, expected[key], rtol=1e-5, atol=1e-5), key
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (["--merge", "--adapter", "{plain}", "--combination", "svd"], "--combination needs two adapters"),
+        (["--merge", "--combination", "ties", *TWO], "--density is for --combination ties, which needs it"),
+        (["--merge", "--density", "0.5", *TWO], "--density is for --combination ties"),
+        (["--merge", "--combination", "ties", "--density", "2", *TWO], "2 is not above 0, up to 1"),
+        (["--merge", "--combination", "linear", *TWO], "linear adds adapters of one rank"),
+        (["--merge", "--combination", "svd", *TWO[:3], "{pissa}"], "init_lora_weights makes another function"),
         (["--merge", "--adapter", "nowhere"], "not a LoRA adapter: got 'nowhere'"),
         (["--adapter", "{plain}"], "--adapter needs --merge"),
         (["--merge", "--adapter", "{plain}", "--factor", "1", "--factor", "2"], "--factor: got 2, allowed: 1"),

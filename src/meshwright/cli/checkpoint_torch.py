@@ -50,12 +50,16 @@ def to_hf(
     dequantised: bool = False,
     adapters: Sequence[str] = (),
     factors: Sequence[float] = (),
+    **sums: Any,
 ) -> Document:
-    """Write a checkpoint, or base weights with `adapters` added, as Hugging Face weights to the folder `weights`."""
+    """Write a checkpoint, or base weights with `adapters` added, as Hugging Face weights to the folder `weights`.
+
+    `sums`: the combination of adapters and its density.
+    """
     if adapters:
         if run is not None or step is not None or dequantised:
             raise InputError("--adapter is for a folder of base weights", got="a run file, --step or --dequantised")
-        done = exporting.export_sum(folder, weights, adapters=adapters, factors=factors, dtype=dtype)
+        done = exporting.export_sum(folder, weights, adapters=adapters, factors=factors, dtype=dtype, **sums)
         return asdict(done) | {"step": None}
     if run is not None and exporting.has_own_checkpoints(run.engine):
         if dequantised:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
+from typing import Any, Literal
 
 from meshwright.catalog.huggingface import model_from_path
 from meshwright.engines.base import SavedWeightsEngine, WeightsEngine, find_engine
@@ -121,9 +121,11 @@ def export_saved(
 
 
 def export_sum(
-    base: Path, folder: Path, *, adapters: Sequence[str], factors: Sequence[float], dtype: Dtype | None
+    base: Path, folder: Path, *, adapters: Sequence[str], factors: Sequence[float], dtype: Dtype | None, **sums: Any
 ) -> Exported:
     """Write the weights of `base` with PEFT adapters added, each times its factor (none: 1), to `folder`.
+
+    `sums`: as of `conversion.load_merged`.
 
     `dtype` None: bf16. Raises InputError for what is no adapter of the base, and where `folder` is not empty.
     """
@@ -142,7 +144,7 @@ def export_sum(
     )
 
     def write(out: Path) -> SavedCheckpoint:
-        module = conversion.load_merged(model, origin, found, dtype=conversion.FORMATS[dtype])
+        module = conversion.load_merged(model, origin, found, dtype=conversion.FORMATS[dtype], **sums)
         save_weights(module, out, dtype=conversion.FORMATS[dtype])
         return SavedCheckpoint(path=base, step=0)
 

@@ -17,6 +17,7 @@ from meshwright.errors import InputError
 from meshwright.specs.model import BaseFormat, Lora, Model
 from meshwright.specs.run import Run
 from meshwright.training import checkpoints as checkpoint
+from meshwright.training.adapter_sums import Combination, add_combined
 from meshwright.training.checkpoints import Content, SavedCheckpoint
 from meshwright.training.fingerprints import fingerprints
 from meshwright.training.masters import masters_of
@@ -30,7 +31,6 @@ from meshwright.training.models import (
     materialize,
     merge_adapters,
 )
-from meshwright.training.models import adapters_of as adapted_by
 from meshwright.training.named_adapters import NamedAdapters, with_empty_adapters
 from meshwright.training.optimizer import AVERAGE, MasterOptimizer
 from meshwright.training.run_identity import as_document, new_identity
@@ -88,24 +88,30 @@ def load_saved(
 
 
 def load_merged(
-    model: Model, weights: Origin, adapters: Mapping[Path, float], *, dtype: torch.dtype, new_rows: str | None = None
+    model: Model,
+    weights: Origin,
+    adapters: Mapping[Path, float],
+    *,
+    dtype: torch.dtype,
+    new_rows: str | None = None,
+    combination: Combination = "cat",
+    density: float | None = None,
 ) -> Transformer:
     """The whole model on the host: `weights` with the adapters of PEFT folders added, each times a number, in fp32.
 
-    The sum is that of PEFT's `add_weighted_adapter` with `cat`. Raises InputError for a DoRA adapter, and for one that
+    Sums are those of `combination` (`training.adapter_sums`). Raises InputError for a DoRA adapter, and for one that
     trained embedding or head whole, in a sum or times another number than 1.
     """
     is_sum = [*adapters.values()] != [1.0]
     module = build_model(model, dtype=torch.float32 if is_sum else dtype, device="cpu")
     load_weights(module, weights.folder, new_rows=new_rows)
-    for folder, factor in adapters.items():
-        named = NamedAdapters(module, base=weights.folder)
-        lora = named.add(str(folder), folder)
-        if is_sum and (lora.use_dora or lora.modules_to_save):
-            raise InputError("DoRA, and embedding or head trained whole, are in no sum of adapters", got=str(folder))
+    named = NamedAdapters(module, base=weights.folder)
+    if is_sum:
+        add_combined(named, adapters, combination, density=density)
+    else:
+        (folder,) = adapters
+        named.add(str(folder), folder)
         named.use(str(folder))
-        for adapter in adapted_by(module):
-            adapter.scale *= factor
         merge_adapters(module)
     return module.to(dtype)
 

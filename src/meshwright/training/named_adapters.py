@@ -6,6 +6,7 @@ modules: the base is in memory once. PEFT does the same with `load_adapter` and 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -55,6 +56,10 @@ class NamedAdapters:
             path: module.to(weight.device).eval().requires_grad_(False) for path, module in own.items()
         }
         return lora
+
+    def modules(self, name: str) -> Iterable[tuple[str, nn.Module]]:
+        """Modules of the adapter of this name, by their place in the model."""
+        return self._named[name].items()
 
     def use(self, name: str | None) -> None:
         """Compute with the adapter of this name from now on; None: with the base. Raises InputError for others."""

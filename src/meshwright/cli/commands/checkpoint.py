@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from meshwright import runfile
-from meshwright.cli.options import AmountType, PathType, StepType
+from meshwright.cli.options import AmountRange, AmountType, PathType, StepType
 from meshwright.cli.output import Align, emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
@@ -39,6 +39,14 @@ RUN_SUFFIXES = (".yaml", ".yml")
     help="A factor of each --adapter, in their order, for a weighted sum.  [default: 1]",
 )  # fmt: skip
 @click.option(
+    "--combination", type=click.Choice(["cat", "linear", "svd", "ties"]), default="cat", show_default=True,
+    help="How the adapters are added, as PEFT names it.",
+)  # fmt: skip
+@click.option(
+    "--density", type=AmountRange(1), metavar="X",
+    help="With ties: the share of each adapter's values that it keeps, the largest.",
+)  # fmt: skip
+@click.option(
     "--dequantised", is_flag=True,
     help="With --merge: into the quantised base of the training, rounded to its format and back.",
 )  # fmt: skip
@@ -65,6 +73,11 @@ def command(*, kind: str, where: Path, weights: Path | None, step: StepChoice, *
         raise InputError("--adapter needs --merge", hint="add --merge")
     if of_export["factors"] and len(of_export["factors"]) != len(of_export["adapters"]):
         raise InputError("--factor", got=len(of_export["factors"]), allowed=f"{len(of_export['adapters'])}, or none")
+    is_sum, is_ties = of_export["combination"] != "cat", of_export["combination"] == "ties"
+    if is_sum and len(of_export["adapters"]) < 2:
+        raise InputError("--combination needs two adapters", hint="--factor takes one adapter times a number")
+    if (of_export["density"] is None) == is_ties:
+        raise InputError("--density is for --combination ties, which needs it", hint="--density 0.5")
     if of_export["dequantised"] and not of_export["merge"]:
         raise InputError("--dequantised needs --merge", hint="add --merge")
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
