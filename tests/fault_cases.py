@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,13 @@ from pathlib import Path
 from tests.record_folders import write_serving, write_system, write_training
 from tests.smoke_benchmark import write_smoke
 from tests.tiny_encoder import write_encoder
+from tests.tiny_folders import tiny_checkpoint, tiny_folder
 from tests.unit.conftest import Machine
 from tests.unit.doctor.test_tuning import NODE
 from tests.unit.mlperf.conftest import SyntheticLog
+
+from meshwright.engines.exporting import export_saved
+from meshwright.training import checkpoints
 
 FAKE_TRAIN = Path(__file__).parent / "unit" / "bench" / "fake_train.py"
 PLANNED = """
@@ -104,6 +109,46 @@ BENCHMARK = (
     "mlperf run smoke_xs.toml --runs 1 --seeds 5 --warm-up 0 --concurrent 1 --out set "
     "--set batch.global_sequences=16 --set optimizer.learning_rate=4e-3"
 )
+TUNED = "train {}.yaml --out out --json --resume-or-begin --only-steps"
+TALK = [{"role": "user", "content": "Are you there?"}, {"role": "assistant", "content": "I am."}]
+RECORDS = {
+    "talks": {"messages": TALK},
+    "pairs": {"prompt": "1+1=", "chosen": "2", "rejected": "11"},
+    "sums": {"prompt": "1+1=", "answer": "2"},
+}
+"""The record that each of these files repeats."""
+TUNINGS = {
+    "new-tokens": "talks.jsonl, tokenizer: tiny, added_tokens: ['<|im_start|>', '<|im_end|>']",
+    "pairs": "pairs.jsonl, tokenizer: tiny",
+    "completions": "sums.jsonl, tokenizer: tiny",
+}
+TUNING = """
+model: {{base: tiny, vocab: {vocab}}}
+weights: tiny
+data: {{source: {data}, sequence_length: 96}}
+batch: {{global_sequences: 4, micro: 4}}
+precision: fp32
+cluster: here
+train: {{steps: 4, {loss}checkpoint: {{folder: saved-{name}, every_steps: 2}}}}
+"""
+RECIPE = """
+base_model: meta-llama/Llama-3.1-8B
+datasets: [{path: tatsu-lab/alpaca, type: alpaca}]
+sequence_len: 2048
+micro_batch_size: 2
+gradient_accumulation_steps: 4
+num_epochs: 1
+learning_rate: 0.0002
+adapter: lora
+lora_r: 16
+lora_alpha: 32
+lora_target_linear: true
+"""
+LOSSES = {
+    "pairs": "preference: dpo, ",
+    "completions": "grpo: {group: 2, completion_tokens: 8, iterations: 2, "
+    "rewards: [{verifier: length, most_tokens: 4}, {verifier: regex, pattern: '[0-9a-z]'}]}, ",
+}
 PREPARED = (
     TRAIN, "train bytes.yaml --out bytes-out", "checkpoint to-hf run.yaml exported --dtype fp32",
     "train adapted.yaml --out adapted-out --only-steps", f"{BENCHMARK} --dry-run",
@@ -116,6 +161,9 @@ CASES = {
         line=TRAIN.replace("run", "two"), leaves=("saved", "out"),
         under=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"), is_parallel=True,
     ),
+    **{
+        f"train: {name}": Case(line=TUNED.format(name), leaves=(f"saved-{name}", "out")) for name in TUNINGS
+    },
     "train --resume": Case(line="train longer.yaml --json --resume --only-steps", leaves=("saved", "out")),
     "checkpoint to-hf": Case(line="checkpoint to-hf run.yaml hf", leaves=("hf",)),
     "checkpoint from-hf": Case(line="checkpoint from-hf again.yaml exported", leaves=("again",)),
@@ -124,6 +172,10 @@ CASES = {
         leaves=("exported-run",),
     ),
     "import": Case(line="import pretrain.sh --cluster h100-8x1 --out imported.yaml", leaves=("imported.yaml",)),
+    "import of a recipe": Case(
+        line="import recipe.yaml --cluster h100-8x1 --out recipe.run.yaml",
+        leaves=("recipe.run.yaml",),
+    ),
     "report": Case(line="report records --html report.html", leaves=("report.html",)),
     "bench train": Case(
         line=SWEEP, again=f"{SWEEP} --resume", leaves=("sweep/trainings.csv", "sweep/trainings.json"),
@@ -149,6 +201,13 @@ CASES = {
         line="launch planned.yaml --set train.steps=9 --on slurm --dry-run --out launched", leaves=("launched",),
     ),
     "checkpoint to-hf --merge": Case(line="checkpoint to-hf adapted.yaml merged --merge", leaves=("merged",)),
+    "checkpoint to-hf --merge --dequantised": Case(
+        line="checkpoint to-hf saved-first dequantised --merge --dequantised", leaves=("dequantised",),
+    ),
+    "checkpoint to-hf of a sum": Case(
+        line="checkpoint to-hf tiny summed --merge --adapter first --adapter second --factor 0.7 --factor 0.3",
+        leaves=("summed",),
+    ),
     "bench device": Case(line=DEVICE, again=f"{DEVICE} --resume", leaves=("measured",), script=FEW_POINTS),
     "bench kernels": Case(
         line="bench kernels --ops swiglu --tokens 2 --budget 1s --out kernels", leaves=("kernels",), script=ONE_ROUTE,
@@ -229,9 +288,26 @@ def write_inputs(folder: Path, tiny_text: str) -> None:
     (folder / "adapted.yaml").write_text(
         text.replace("folder: saved", "folder: saved-adapted") + "weights: exported\ntask: lora\nlora: {rank: 2}\n"
     )
+    _write_tunings(folder)
     write_system(folder)
     for name, value in NODE.items():
         path = folder / "node" / name.removeprefix("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(value)
     Machine().record(folder / "device", count=12)
+
+
+def _write_tunings(folder: Path) -> None:
+    """A tiny model with a tokenizer, adapters of it, and trainings that begin with it on records."""
+    base = tiny_folder(folder / "tiny")
+    for name, record in RECORDS.items():
+        (folder / f"{name}.jsonl").write_text((json.dumps(record) + "\n") * 16)
+    for name, data in TUNINGS.items():
+        vocab = 259 if "added_tokens" in data else 257
+        text = TUNING.format(name=name, data=data, loss=LOSSES.get(name, ""), vocab=vocab)
+        (folder / f"{name}.yaml").write_text(text)
+    for seed, name in enumerate(("first", "second")):
+        adapters = ("task=lora", "lora={rank: 2, base_format: nf4}", f"weights={base}")
+        saved = tiny_checkpoint(folder / f"saved-{name}", *adapters, seed=seed)
+        export_saved(checkpoints.choose(saved.parent, None), folder / name, run=None, dtype="fp32", merge=False)
+    (folder / "recipe.yaml").write_text(RECIPE)

@@ -27,7 +27,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from tests.fault_cases import CASES, FAULTY_CHILDREN, LAUNCHED, PLANNED, PREPARED, Case, write_inputs
+from tests.fault_cases import CASES, FAULTY_CHILDREN, LAUNCHED, PLANNED, PREPARED, TUNINGS, Case, write_inputs
 from tests.file_faults import FaultKind, cut_power
 from tests.killing import LIMIT_S, is_there
 from tests.training.test_processes import is_running
@@ -176,7 +176,13 @@ def trained(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Place:
 def place_of(request: pytest.FixtureRequest) -> Callable[[str], Place]:
     """The place of a command."""
     of_trained = ("train --resume", "checkpoint", "evaluate", "mlperf run")
-    return lambda name: request.getfixturevalue("trained" if name.startswith(of_trained) else "place")
+    complete = ("--dequantised", "of a sum")  # their adapters are among the inputs
+
+    def find(name: str) -> Place:
+        needs = name.startswith(of_trained) and not name.endswith(complete)
+        return request.getfixturevalue("trained" if needs else "place")
+
+    return find
 
 
 # --- what is left ---
@@ -328,7 +334,7 @@ def drawn(name: str, operations: Sequence[dict[str, Any]], *, each: int) -> list
 
 QUICK_COMMANDS = {
     "train": 1, "train on two processes": 1, "train --resume": 1,
-    "checkpoint to-hf": 1, "checkpoint from-hf": 1, "checkpoint to-hf --merge": 1,
+    "checkpoint to-hf": 1, "checkpoint from-hf": 1, "checkpoint to-hf --merge": 1, "checkpoint to-hf of a sum": 1,
     "export": 2, "import": 2, "launch": 1, "report": 1, "estimate": 1, "plan": 1, "evaluate": 1,
     "bench train": 2, "bench ingest": 2, "bench serve": 1, "bench device": 1, "bench kernels": 1,
     "mlperf package": 2, "mlperf rcp": 1, "tune system": 2, "tune gemm": 1, "calibrate": 1,
@@ -349,6 +355,7 @@ def test_a_command_with_a_fault_is_given_again(name: str, place_of: Callable[[st
 FAULTS_OF_EACH_KIND = {
     "train under torchrun": 1, "mlperf run": 1,
     **dict.fromkeys((
+        *(f"train: {name}" for name in TUNINGS),
         "train", "train on two processes", "train --resume", "train with a page", "report", "compare", "bench serve",
         "bench offline", "evaluate", "estimate", "estimate --trace",
     ), 2),
