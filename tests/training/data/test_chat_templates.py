@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from tests.training.data import chat_templates as known
 
 from meshwright.errors import InputError
 from meshwright.training.data.chat import JinjaChat
-from meshwright.training.data.conversations import Conversation
+from meshwright.training.data.conversations import Conversation, conversation_of
 from meshwright.training.data.records import RecordCounts, read_records, rules_from_options
 from meshwright.training.data.templates import TEMPLATE_DATE, render
 from meshwright.training.data.tokenization import _encode, _parts
@@ -149,6 +150,20 @@ def test_a_template_that_rewrites_earlier_answers_is_refused_unless_only_the_las
     assert tokens_of(qwen3, {"messages": flagged})[1] == ["<think>\n\n</think>\n\nSix.<|im_end|>"]
 
 
+def test_a_turn_that_opens_with_text_of_its_own_is_refused_with_a_way_on(vocabulary: str) -> None:
+    """As DeepSeek-R1's templates do: the prompt ends with <think>, which finished answers do not have."""
+    template = (
+        "{% for m in messages %}{% if m.role == 'user' %}<U>{{ m.content }}{% else %}<A>{begin}{{ m.content }}</s>{end}"
+        "{% endif %}{% endfor %}{% if add_generation_prompt %}<A><think>\n{% endif %}"
+    )
+    plain = our_tokenizer(vocabulary, template.replace("{begin}", "").replace("{end}", ""))
+    with pytest.raises(InputError, match="message 2 has no fixed place") as found:
+        tokens_of(plain, {"messages": TALK[:2]})
+    assert "{% generation %}" in str(found.value)
+    marked = template.replace("{begin}", "{% generation %}").replace("{end}", "{% endgeneration %}")
+    assert tokens_of(our_tokenizer(vocabulary, marked), {"messages": TALK[:2]})[1] == ["Four, ça va 🙂.</s>"]
+
+
 def test_variables_of_the_template_and_reasoning_come_from_the_record(vocabulary: str) -> None:
     tokenizer = our_tokenizer(vocabulary, known.QWEN3)
     thought = [TALK[0], {"role": "assistant", "content": "Four.", "reasoning": "2 and 2"}]
@@ -215,3 +230,45 @@ def test_loops_have_their_variables_and_short_products_their_value():
         "{% for m in messages if m.role == 'user' %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% endfor %}"
     )
     assert render(template + "{{ '-' * 3 }}{{ 2 ** 3 * 1.5 }}", {"messages": TALK}) == "1/2False2/2True---12.0"
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "one turn": {"messages": TALK[:2]},
+    "system, two turns": {"messages": BRIEF},
+    "thoughts": {"messages": [TALK[0], {"role": "assistant", "content": "Four.", "reasoning_content": "2 and 2"}]},
+    "thoughts in the text": {"messages": [TALK[0], {"role": "assistant", "content": "<think>\n2\n</think>\n\nFour."}]},
+    "quiet": {"messages": TALK[:2], "chat_template_kwargs": {"enable_thinking": False}},
+    "tools": {"messages": tool_talk({"city": "Ulm"}), "tools": TOOLS},
+    "tools that nobody calls": {"messages": TALK[:2], "tools": TOOLS},
+    "developer": {"messages": [{"role": "developer", "content": "Be <brief>."}, *TALK[:2]]},
+    "braces": {"messages": [{"role": "user", "content": "{{ x }} {% y %} \\n"}, TALK[1]]},
+}
+TEXTS = sorted(name for name, value in vars(known).items() if name.isupper() and isinstance(value, str))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_conversation_and_its_prompt_are_written_as_transformers_writes_them_or_refused(name: str, form: str) -> None:
+    utils = pytest.importorskip("transformers.utils.chat_template_utils")
+    marks = {"bos_token": "<s>", "eos_token": "</s>"}
+    record, template = FORMS[form], getattr(known, name)
+    whole = conversation_of(record, record["messages"])
+    talks = {False: whole, True: replace(whole, messages=whole.messages[:-1])}
+    for is_asked, talk in talks.items():
+        chat = JinjaChat(template=template, marks=marks)
+        variables = marks | dict(talk.settings or {}) | {"date_string": TEMPLATE_DATE.strftime("%d %b %Y")}
+        given = [dict(message) for message in record["messages"][: len(talk.messages)]]
+        try:
+            ours = chat.prompt(talk) if is_asked else chat.render(talk).text
+        except InputError:
+            ours = None
+        try:
+            theirs = utils.render_jinja_template(
+                [given], tools=record.get("tools"), chat_template=template, add_generation_prompt=is_asked, **variables
+            )[0][0]
+        except Exception:  # jinja2 and Python raise what templates do
+            theirs = None
+        if ours is not None and theirs is not None:
+            assert ours == theirs
+        else:
+            assert ours is None or name == "DEEPSEEK"  # joins arguments of tools as text, which ours gives it

@@ -122,9 +122,9 @@ class JinjaChat:
             # Some templates end a text, but not a turn, with the end token.
             stop = len(after) - len(self.marks.get("eos_token", ""))
             if stop < start or not whole.startswith(after[:stop]) or after[stop:] != self.marks.get("eos_token"):
-                raise _no_place(number)
+                raise _no_place(number, is_last=number == len(messages) - 1)
         if not (after.startswith(before) and whole.startswith(before)):
-            raise _no_place(number)
+            raise _no_place(number, is_last=number == len(messages) - 1)
         shown = whole[start:stop].rstrip()
         if shown.endswith(self.end_marks or tuple(self.marks.values()) or ("\0",)):
             stop = start + len(shown)
@@ -175,11 +175,11 @@ def _trained_answers(conversation: Conversation) -> list[int]:
     ]
 
 
-def _no_place(number: int) -> InputError:
-    return InputError(
-        f"the chat template rewrites earlier messages: message {number + 1} has no fixed place",
-        hint="train on the last answer of each conversation: source: NAME?answers=last",
-    )
+def _no_place(number: int, *, is_last: bool) -> InputError:
+    marks = "mark the assistant's text in the template with {% generation %} and {% endgeneration %}"
+    last = "train on the last answer of each conversation: source: NAME?answers=last"
+    said = f"the chat template rewrites earlier messages: message {number + 1} has no fixed place"
+    return InputError(said, hint=marks if is_last else last)
 
 
 def _with_text_arguments(message: Message) -> Message:
