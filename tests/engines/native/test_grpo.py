@@ -213,6 +213,7 @@ def test_parts_of_a_model_write_what_the_whole_one_writes(toy, tmp_path, paralle
         ((grpo(), "train.evaluate={every_steps: 1}"), ["train.evaluate"]),
         ((grpo(), "train.z_loss=1e-4"), ["train.z_loss"]),
         ((grpo(), "train.compile=true"), ["train.compile"]),
+        ((grpo(), "task=lora", "lora={rank: 2, dropout: 0.1}"), ["lora.dropout"]),
         ((grpo(), "data.source=synthetic"), ["data.source"]),
         ((grpo(), EXPERTS), ["model.experts"]),
     ],

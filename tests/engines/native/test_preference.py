@@ -210,6 +210,7 @@ def toy_pairs(tiny_run):
         (("train.preference=dpo", "train.z_loss=1e-4"), "train.z_loss"),
         (("train.preference=dpo", "train.label_smoothing=0.1"), "train.label_smoothing"),
         (("train.preference=dpo", "train.neftune_alpha=5"), "train.neftune_alpha"),
+        (("train.preference=dpo", "task=lora", "lora={rank: 2, dropout: 0.1}"), "lora.dropout"),
         (("train.preference=dpo", "batch.label_tokens=100"), "batch.label_tokens"),
         (("train.preference=dpo", "data.joined_documents=true"), "data.joined_documents"),
         (("train.preference=dpo", "model.num_mtp_layers=1"), "model.num_mtp_layers"),

@@ -110,6 +110,7 @@ def _grpo(grpo: Grpo, run: Run) -> Iterator[Unsupported]:
         ("train.neftune_alpha", train.neftune_alpha, noise),
         ("train.residual_dropout", train.residual_dropout, noise),
         ("train.attention_dropout", train.attention_dropout, noise),
+        ("lora.dropout", run.lora and run.lora.dropout, noise),
         ("train.compile", train.compile, "compiled layers have one length, and completions grow: leave it out"),
     ):
         if is_stated:
@@ -129,6 +130,7 @@ UNSMOOTHED = (PreferenceLoss.ORPO, PreferenceLoss.KTO, PreferenceLoss.REWARD)
 def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
     key, loss = "train.preference", pairs.loss
     is_reward = loss is PreferenceLoss.REWARD
+    noise = "rewards would compare noise: must be 0"
     is_weighted = {pairs.desirable_weight, pairs.undesirable_weight} != {1.0}
     for name, is_stated, reason in (
         (f"{key}.margin", pairs.margin is not None and loss is not PreferenceLoss.SIMPO, f"{loss.value} has no margin"),
@@ -145,9 +147,10 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
         (f"{key}.desirable_weight", is_weighted and loss is not PreferenceLoss.KTO, "only of kto: must be 1"),
         ("train.z_loss", run.train.z_loss, "the loss of pairs has no z-loss: must be 0"),
         ("train.label_smoothing", run.train.label_smoothing, f"of pairs it is {key}.label_smoothing: must be 0"),
-        ("train.neftune_alpha", run.train.neftune_alpha, "rewards would compare noise: must be 0"),
-        ("train.residual_dropout", run.train.residual_dropout, "rewards would compare noise: must be 0"),
-        ("train.attention_dropout", run.train.attention_dropout, "rewards would compare noise: must be 0"),
+        ("train.neftune_alpha", run.train.neftune_alpha, noise),
+        ("train.residual_dropout", run.train.residual_dropout, noise),
+        ("train.attention_dropout", run.train.attention_dropout, noise),
+        ("lora.dropout", run.lora and run.lora.dropout, noise),
         ("train.compile", run.train.compile, "layers are not compiled with pairs of answers: leave it out"),
         ("batch.label_tokens", run.label_tokens, "steps of pairs are counted in pairs: leave it out"),
         ("data.joined_documents", run.data.joined_documents, "the answers of a pair must not see each other"),
