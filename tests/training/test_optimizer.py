@@ -90,9 +90,9 @@ def test_the_last_step_has_the_final_rate(case):
         ("inverse_sqrt", {}, {}),
     ],
 )
-@pytest.mark.parametrize(("warmup", "num_steps"), [(3, 7), (1, 40)])
-def test_rates_are_those_that_transformers_has_one_step_later(theirs, arguments, ours, warmup, num_steps):
-    transformers = pytest.importorskip("transformers")
+@given(warmup=st.integers(1, 30), later_steps=st.integers(1, 40))
+def test_rates_are_those_that_transformers_has_one_step_later(theirs, arguments, ours, warmup, later_steps):
+    transformers, num_steps = pytest.importorskip("transformers"), warmup + later_steps
     settings_ = {"learning_rate": 0.5, "warmup_steps": warmup, "final_ratio": 0.0, **ours}
     rates = rates_of(Optimizer(schedule=LearningRateSchedule(theirs), **settings_), num_steps)
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.5)

@@ -23,10 +23,23 @@ from tests.rounding import assert_equals
 from tests.tiny_models import DENSE
 
 from meshwright.errors import InputError
-from meshwright.specs.model import Rope
+from meshwright.specs.model import Lora, Rope
 from meshwright.training import trained_model
-from meshwright.training.models import add_adapters, build_model, init_weights, materialize
-from meshwright.training.weights import load_adapters, load_weights, plain_adapters, read_lora, save_weights
+from meshwright.training.conversion import load_merged
+from meshwright.training.models import add_adapters, build_model, init_adapters, init_weights, materialize
+from meshwright.training.models.initialize import init_from_base
+from meshwright.training.models.lora import init_magnitudes
+from meshwright.training.weights import (
+    adapters_of,
+    find_weights,
+    initial_adapters,
+    load_adapters,
+    load_weights,
+    plain_adapters,
+    read_lora,
+    save_adapters,
+    save_weights,
+)
 from meshwright.training.weights.adapter_config import CONFIG, WITHOUT_EFFECT
 
 TIED = replace(DENSE, tied_embeddings=True)
@@ -180,6 +193,56 @@ def test_an_adapter_of_peft_is_read_as_peft_computes_it_or_refused(examples):
 
     check()
     assert min(read, refused) > examples // 8
+
+
+TARGETS = ("query", "key", "value", "output", "gate", "up", "down")
+
+
+@st.composite
+def adapters_of_ours(draw):
+    targets = draw(st.lists(st.sampled_from(TARGETS), min_size=1, unique=True))
+    places = st.sampled_from([*targets, *(f"{layer}.{target}" for target in targets for layer in range(2))])
+    init = draw(st.sampled_from(["standard", "standard", "pissa", "olora"]))
+    return Lora(
+        rank=draw(st.integers(1, 6)), alpha=draw(st.sampled_from([0.3, 1.0, 2.5, 16.0])), targets=tuple(targets),
+        ranks=draw(st.dictionaries(places, st.integers(1, 8), max_size=2)), init=init,
+        alphas=draw(st.dictionaries(places, st.sampled_from([0.7, 3.0, 8.0]), max_size=2)),
+        layers=draw(st.sampled_from([None, (0,), (1,), (0, 1)])), use_dora=init == "standard" and draw(st.booleans()),
+        modules_to_save=draw(st.sampled_from([(), ("head",), ("embedding", "head")])),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.slow)])
+def test_an_adapter_of_ours_computes_in_peft_merged_and_read_again_what_it_computed(examples):
+    @settings(max_examples=examples)
+    @given(st.sampled_from([DENSE, TIED]), adapters_of_ours())
+    def check(model, lora):
+        _, base, plain = base_of(model)
+        built = build_model(model)
+        add_adapters(built, lora)
+        materialize(built, device="cpu")
+        load_weights(built, base)
+        init_adapters(built, seed=0)
+        init_from_base(built, seed=0)
+        init_magnitudes(built)
+        generator = torch.Generator().manual_seed(0)
+        with TemporaryDirectory() as made, torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for tensor in adapters_of(built).values():
+                tensor.add_(torch.randn(tensor.shape, generator=generator) * 0.2)
+            folder, tensors = Path(made) / "adapter", adapters_of(built) | initial_adapters(built)
+            save_adapters(tensors, folder, model=model, lora=lora, base=str(base))
+            theirs = peft.PeftModel.from_pretrained(copy.deepcopy(plain), folder).eval()
+            found = {"in PEFT": theirs(tokens()).logits, "read again": ours(model, folder)(tokens())}
+            found |= {
+                "merged": load_merged(model, find_weights(str(base)), {folder: 1.0}, dtype=torch.float32)(tokens())
+            }
+            found |= {"merged in PEFT": theirs.merge_and_unload()(tokens()).logits}
+        built.eval()
+        for name, logits in found.items():
+            assert_equals(lambda: {name: built(tokens())}, {name: logits}, weights=built.parameters(), terms=61)  # noqa: B023
+
+    check()
 
 
 def test_every_key_of_peft_is_read_or_refused():
