@@ -102,18 +102,10 @@ CALIBRATION = AnyName(
     metavar="FILE",
 )
 KEYS: Mapping[str, QuestionParameter] = {
-    "model": MODEL,
-    "cluster": CLUSTER,
-    "accelerator": ACCELERATOR,
-    "network": NETWORK,
-    "device_memory": DEVICE_MEMORY,
-    "global_sequences": GLOBAL_SEQUENCES,
-    "sequence_length": SEQUENCE_LENGTH,
-    "precision": PRECISION,
-    "engine": ENGINE,
-    "objective": OBJECTIVE,
-    "calibration": CALIBRATION,
-}
+    "model": MODEL, "cluster": CLUSTER, "accelerator": ACCELERATOR, "network": NETWORK, "device_memory": DEVICE_MEMORY,
+    "global_sequences": GLOBAL_SEQUENCES, "sequence_length": SEQUENCE_LENGTH, "precision": PRECISION, "engine": ENGINE,
+    "objective": OBJECTIVE, "calibration": CALIBRATION,
+}  # fmt: skip
 """Parameters and options of keys of the run file, in the order in which they replace the keys of a run."""
 
 FIXED = Parsed(

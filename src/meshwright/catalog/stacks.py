@@ -100,15 +100,10 @@ def _release(entry: dict[str, Any]) -> Release:
 def features_from(switches: Mapping[str, Any]) -> Features:
     """Switches as a table of the catalogue writes them."""
     kinds = {
-        "cuda_graphs": CudaGraphs,
-        "dispatcher": Dispatcher,
-        "attention": AttentionKernel,
-        "gradient_format": WireFormat,
-        "parameter_format": WireFormat,
-        "capacity_factor": float,
-        "expert_imbalance": float,
-        "attention_tile": int,
-    }
+        "cuda_graphs": CudaGraphs, "dispatcher": Dispatcher, "attention": AttentionKernel,
+        "gradient_format": WireFormat, "parameter_format": WireFormat, "capacity_factor": float,
+        "expert_imbalance": float, "attention_tile": int,
+    }  # fmt: skip
     return Features(**{key: kinds.get(key, bool)(value) for key, value in switches.items()})
 
 

@@ -16,6 +16,7 @@ from meshwright.engines.maxtext.config.keys import known_keys as maxtext_keys
 from meshwright.engines.megatron.megatron_bridge.files import is_bridge_yaml
 from meshwright.engines.megatron.megatron_lm.yaml_arguments import is_flagscale, is_nemo
 from meshwright.engines.torchtitan.toml_files.run_content import known_keys as torchtitan_keys
+from meshwright.engines.trainer_programs import is_trainer_program
 from meshwright.engines.trainers.files import trainer_of
 from meshwright.json_values import load_text
 
@@ -75,7 +76,9 @@ def recognised(path: Path) -> Recognised | None:
         return None
     if path.suffix == ".py":
         functions = tuple(MODULE.findall(text)) if "torchtitan" in text and "Trainer" in text else ()
-        return Recognised(project="TorchTitan", engine="torchtitan", functions=functions) if functions else None
+        if functions:
+            return Recognised(project="TorchTitan", engine="torchtitan", functions=functions)
+        return Recognised(project="program of a trainer", engine="native") if is_trainer_program(text) else None
     return _of_tables(text) or _of_script(path, text) or _of_yaml(path, text) or _of_trainer(path)
 
 

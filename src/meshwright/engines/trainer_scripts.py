@@ -8,7 +8,6 @@ The interpreter of scripts belongs to Megatron; no engine imports another, so th
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import shlex
@@ -20,7 +19,9 @@ from typing import Any
 from meshwright.engines.base import ASSUMED, FollowedCall
 from meshwright.engines.megatron.shell_scripts.scripts import WantedCall, script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
+from meshwright.engines.program_values import ProgramValues, UnstatedError
 from meshwright.engines.recognition import TRAINER_CALL, is_trainer_script, named_script
+from meshwright.engines.trainer_programs import program_call
 from meshwright.engines.trainers.files import ENDINGS, content_of
 from meshwright.engines.trainers.tables import ORDER, matching, table, table_of_program
 from meshwright.errors import InputError
@@ -33,7 +34,7 @@ TOOLS = {
 """Programs of trainers, with those of their commands that train."""
 LAUNCHER = re.compile(r"(torch\.distributed|accelerate|deepspeed)\b.*")
 LAUNCHED_BY = re.compile(r"\b(torchrun|torch\.distributed\.\w+|deepspeed)\b")
-SCRIPTS, SWITCHES = "scripts", {"use_lora", "lora_enable", "use_peft", "lora"}
+SCRIPTS, SWITCHES = "scripts", {"use_lora", "lora_enable", "use_peft", "use_peft_lora", "lora"}
 OF_ADAPTERS = ("rank", "alpha", "dropout", "targets")
 KINDS = {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "multi_gpu": "MULTI_GPU"}
 OTHER_OBJECTIVE = re.compile(
@@ -58,6 +59,8 @@ def trainer_call(source: str) -> FollowedCall:
     Raises InputError, with the line, for a script that cannot be followed, for a program with another objective, and
     for arguments whose values only the caller of the script knows.
     """
+    if program := named_script(source, lambda path, _: path.suffix == ".py"):
+        return program_call(*program)
     script = named_script(source, is_trainer_script)
     if script is None:
         return FollowedCall(source=source)
@@ -115,25 +118,14 @@ def _own_defaults(program: str, script: Path, *, known: dict[str, Any]) -> dict[
     They are of fields of its classes, `NAME: TYPE = field(default=VALUE)`, and of options that argparse adds.
     """
     try:
-        nodes = [*ast.walk(ast.parse(load_text(_located(program, script))))]
+        values = ProgramValues(load_text(_located(program, script)))
     except (InputError, OSError, ValueError, SyntaxError, RecursionError):
         return {}
-    fields = [(one.target, one.value) for node in nodes if isinstance(node, ast.ClassDef)
-              for one in node.body if isinstance(one, ast.AnnAssign)]  # fmt: skip
-    stated: list[tuple[str, ast.expr | None]] = [
-        (name.id, value) for name, value in fields if isinstance(name, ast.Name)
-    ]
-    stated += [(str(node.args[0].value).lstrip("-"), node) for node in nodes if isinstance(node, ast.Call) and node.args
-               and isinstance(node.args[0], ast.Constant) and str(node.args[0].value).startswith("--")]  # fmt: skip
     keys, found = table(SCRIPTS).keys, {}
     taken = {keys.get(key) for key in known}
-    for name, node in stated:
-        if isinstance(node, ast.Call):
-            given = {one.arg: one.value for one in node.keywords}
-            node = given.get("default", given.get("default_factory"))
-        node = node.body if isinstance(node, ast.Lambda) else node
-        with suppress(ValueError, TypeError):
-            value = ast.literal_eval(node) if isinstance(node, ast.AST) else None
+    for name, node in [one for fields in values.fields.values() for one in fields.items()]:
+        with suppress(UnstatedError):
+            value = values.default(node)
             if keys.get(name, "model") != "model" and keys[name] not in taken and value not in (None, False, ""):
                 found[name] = value
     return found

@@ -199,12 +199,7 @@ def _exact(value: float, unit: str) -> Estimate:
 
 
 _READERS: dict[str, Callable[[Claim], ClaimPrediction]] = {
-    "offline-ratio": _offline_ratio,
-    "online-ratio": _online_ratio,
-    "sessions-under-itl": _sessions_under_itl,
-    "holds": _holds,
-    "parameters": _parameters,
-    "sessions": _sessions,
-    "licence": _licence,
+    "offline-ratio": _offline_ratio, "online-ratio": _online_ratio, "sessions-under-itl": _sessions_under_itl,
+    "holds": _holds, "parameters": _parameters, "sessions": _sessions, "licence": _licence,
     "index-build": predict_index_build,
-}
+}  # fmt: skip

@@ -196,15 +196,8 @@ def why_not(
 
 RECOMPUTATION = {"recompute", "recompute_modules", "recompute_layers"}
 """Fields of a plan that only one kind of recomputation has together."""
-MEMORY_CHOICES = (
-    "recompute",
-    "recompute_modules",
-    "recompute_layers",
-    "offload",
-    "micro_batch",
-    "stored_activations",
-    "weight_cache",
-)
+_MEMORY = "recompute recompute_modules recompute_layers offload micro_batch stored_activations weight_cache"
+MEMORY_CHOICES = (*_MEMORY.split(),)
 """Choices of a plan that trade time for memory."""
 
 

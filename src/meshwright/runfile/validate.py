@@ -18,14 +18,10 @@ from meshwright.units import digits_hint
 
 _MISSING, _TOO_FEW = "is missing", "has too few values"
 _TYPES = {
-    "int_type": "must be a whole number",
-    "int_from_float": "must be a whole number",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "string_type": "must be text",
-    "model_type": "must be a mapping of keys",
+    "int_type": "must be a whole number", "int_from_float": "must be a whole number", "float_type": "must be a number",
+    "bool_type": "must be true or false", "string_type": "must be text", "model_type": "must be a mapping of keys",
     "tuple_type": "must be a list",
-}
+}  # fmt: skip
 _LIMITS = {"greater_than": ("> {}", "gt"), "greater_than_equal": (">= {}", "ge")} | {
     "less_than": ("< {}", "lt"),
     "less_than_equal": ("<= {}", "le"),

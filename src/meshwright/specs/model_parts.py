@@ -36,19 +36,11 @@ _DEFAULTS = {
 ABSENT: Mapping[str, Any] = MappingProxyType({path: _DEFAULTS[path] for path in _PATHS.split()})
 """The parts, with the value of a model that lacks them: the field's default."""
 
-NOT_BUILT = frozenset(
-    (
-        "parallel_norms",
-        "head_bias",
-        "ffn_bias",
-        "experts.shared_gate",
-        "experts.latent",
-        "experts.own_norms",
-        "mtp_shared",
-        "attention.output_gate",
-        "attention.full_layers",
-    )
-)
+_NOT_BUILT = """
+    parallel_norms head_bias ffn_bias experts.shared_gate experts.latent experts.own_norms mtp_shared
+    attention.output_gate attention.full_layers
+"""
+NOT_BUILT = frozenset(_NOT_BUILT.split())
 """Those that the native engine has no modules for."""
 
 GPT_OSS: Mapping[str, Any] = MappingProxyType(

@@ -38,9 +38,9 @@ def command(*, asked: dict[str, Any], survey: bool, lint: bool) -> None:
     (`"run_config.yaml more.yaml train.train_iters=100"`). For Primus: its YAML.
 
     CONFIG for a trainer on PyTorch's FSDP or DeepSpeed: YAML or JSON of TrainingArguments of Hugging Face transformers,
-    TRL, axolotl, LLaMA-Factory, torchtune or litgpt, with files of accelerate and DeepSpeed and with settings behind it
-    (`"train.yaml accelerate.yaml max_steps=100"`), or a folder with these files. The run is of the native engine, and
-    its estimate of the trainer's software.
+    TRL, axolotl, LLaMA-Factory, torchtune or litgpt, or a program in Python that calls TRL or Unsloth, with files of
+    accelerate and DeepSpeed and with settings behind it (`"train.yaml accelerate.yaml max_steps=100"`), or a folder
+    with these files. The run is of the native engine, and its estimate of the trainer's software.
 
     --survey prints a table of all configurations below a folder, recognised by their content: read, read with notes,
     or refused with the first reason; --json has all reasons. Nothing of the folder is executed. Without --cluster,

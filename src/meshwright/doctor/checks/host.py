@@ -164,16 +164,7 @@ def _time_by_systemd(node: Node) -> Iterator[CheckVerdict]:
 
 
 CHECKS: dict[str, Check] = {
-    "host.load": _load,
-    "host.processors": _processors,
-    "host.governor": _governor,
-    "host.numa": _numa,
-    "host.kernel": _kernel,
-    "host.clock-source": _clock_source,
-    "memory.free": _memory,
-    "memory.swap-used": _swap,
-    "memory.errors": _memory_errors,
-    "disk.free": _disk,
-    "disk.inodes": _inodes,
-    "time.offset": _time,
-}
+    "host.load": _load, "host.processors": _processors, "host.governor": _governor, "host.numa": _numa,
+    "host.kernel": _kernel, "host.clock-source": _clock_source, "memory.free": _memory, "memory.swap-used": _swap,
+    "memory.errors": _memory_errors, "disk.free": _disk, "disk.inodes": _inodes, "time.offset": _time,
+}  # fmt: skip

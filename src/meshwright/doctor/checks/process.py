@@ -159,11 +159,7 @@ def _int(host: Host, name: str) -> int | None:
 
 
 CHECKS: dict[str, Check] = {
-    "limits.shared-memory": _shared_memory,
-    "limits.locked-memory": _locked_memory,
-    "limits.open-files": _open_files,
-    "limits.tasks": _tasks,
-    "limits.environment": _environment,
-    "limits.memory": _memory,
+    "limits.shared-memory": _shared_memory, "limits.locked-memory": _locked_memory, "limits.open-files": _open_files,
+    "limits.tasks": _tasks, "limits.environment": _environment, "limits.memory": _memory,
     "limits.processors-per-device": _processors,
-}
+}  # fmt: skip

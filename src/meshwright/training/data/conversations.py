@@ -20,20 +20,11 @@ Message = Mapping[str, Any]
 """`role`, `content` (text, or None beside tool calls), and other keys that a chat template reads."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
-SHAREGPT_ROLES = {
-    "system": "system",
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-    "function_call": "assistant",
-}
+_SHAREGPT = {
+    "system": "system", "user": "human user", "assistant": "gpt assistant model chatgpt bot function_call",
+    "tool": "tool observation function_response",
+}  # fmt: skip
+SHAREGPT_ROLES = {theirs: ours for ours, names in _SHAREGPT.items() for theirs in names.split()}
 TRAINED_KEYS = ("train", "training", "weight")
 REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 """Names of an answer's reasoning. As in transformers, templates find it under the first two."""

@@ -10,22 +10,12 @@ from typing import Any
 from meshwright.errors import InputError
 from meshwright.training.data.tokenizer import ByteTokenizer, JsonTokenizer, Tokenizer
 
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "tokenizer.model",
-    "spiece.model",
-    "tekken.json",
-    "chat_template.jinja",
-    "chat_template.json",
-    "additional_chat_templates/*.jinja",
-    "tokenization_*.py",
-)
+_FILES = """
+    tokenizer.json tokenizer_config.json special_tokens_map.json added_tokens.json vocab.json vocab.txt merges.txt
+    tokenizer.model spiece.model tekken.json chat_template.jinja chat_template.json additional_chat_templates/*.jinja
+    tokenization_*.py
+"""
+TOKENIZER_FILES = (*_FILES.split(),)
 """Patterns of the files in a repository of the Hugging Face hub that belong to its tokenizer."""
 
 BYTE_END = "<|endoftext|>"

@@ -53,14 +53,9 @@ def leaves(model: Model, plan: Plan) -> Iterator[Leaf]:
 
 
 MODULES = {
-    "query": "self_attention/query",
-    "key": "self_attention/key",
-    "value": "self_attention/value",
-    "output": "self_attention/out",
-    "gate": "mlp/wi_0",
-    "up": "mlp/wi_1",
-    "down": "mlp/wo",
-}
+    "query": "self_attention/query", "key": "self_attention/key", "value": "self_attention/value",
+    "output": "self_attention/out", "gate": "mlp/wi_0", "up": "mlp/wi_1", "down": "mlp/wo",
+}  # fmt: skip
 """Modules of MaxText by the targets of adapters."""
 
 

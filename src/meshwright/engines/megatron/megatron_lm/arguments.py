@@ -23,13 +23,9 @@ from meshwright.specs.plan import Plan
 from meshwright.specs.run import Run
 
 RENAMED = {
-    "num_moe_experts": "num-experts",
-    "layernorm_epsilon": "norm-epsilon",
-    "clip_grad": "clip-grad",
-    "fp8": "fp8-format",
-    "fp4": "fp4-format",
-    "layernorm_zero_centered_gamma": "apply-layernorm-1p",
-}
+    "num_moe_experts": "num-experts", "layernorm_epsilon": "norm-epsilon", "clip_grad": "clip-grad",
+    "fp8": "fp8-format", "fp4": "fp4-format", "layernorm_zero_centered_gamma": "apply-layernorm-1p",
+}  # fmt: skip
 SET_OTHERWISE = {  # under other names, or by other arguments
     "activation_func", "gated_linear_unit", "add_bias_linear", "params_dtype", "pipeline_dtype", "vocab_size",
     "max_sequence_length", "share_embeddings_and_output_weights", "virtual_pipeline_model_parallel_size",

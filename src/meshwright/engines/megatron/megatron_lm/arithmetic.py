@@ -9,13 +9,9 @@ from typing import Any
 from meshwright.errors import InputError
 
 OPERATIONS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,  # as in the shell
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Mod: operator.mod,
+    ast.Div: operator.floordiv, ast.FloorDiv: operator.floordiv,  # `/` as in the shell
+}  # fmt: skip
 MAX_LENGTH = 10_000  # of a list: layers of a pattern
 
 
