@@ -248,3 +248,20 @@ def test_the_command_line_of_litgpt_is_read(read):
     assert (found["optimizer"]["learning_rate"], found["lora"]["rank"]) == (0.005, 16)
     with pytest.raises(InputError, match=r"train\.max_seq_length=TOKENS"):
         read("litgpt pretrain pythia-14m --data TextFiles --data.train_data_path x --train.micro_batch_size 2\n")
+
+
+QLORA = """
+torchrun --nproc_per_node 4 train.py --model_name meta-llama/Llama-2-7b-hf --max_length 2048 --learning_rate 1e-4 \\
+    --per_device_train_batch_size 2 --bf16 True --splits train,test --lora_r 8 --lora_alpha 16 --use_peft_lora %s \\
+    --lora_target_modules all-linear --use_4bit_quantization True --use_nested_quant True \\
+    --bnb_4bit_compute_dtype bfloat16 --bnb_4bit_quant_storage_dtype %s
+"""
+
+
+def test_arguments_of_the_example_of_peft_are_read(read):
+    found = read(QLORA % (True, "bfloat16"))
+    assert (found["model"], found["lora"]["rank"], found["lora"]["base_format"]) == ("llama2-7b", 8, "nf4_double")
+    assert found["stack"]["framework"] == "transformers-fp32"
+    assert read(QLORA % (True, "uint8"))["stack"]["framework"] == "transformers-fp32-base"
+    with pytest.raises(InputError, match="only adapters train on a quantised base"):
+        read(QLORA % (False, "uint8"))
