@@ -13,6 +13,7 @@ again then, because the cache is full, count: a queue that has formed once must 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
 from math import gcd, inf
@@ -20,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from meshwright.arrays import Array, FloatArray, scalar
+from meshwright.arrays import FloatArray, scalar
 from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.batching import BatchingReplica, serve
-from meshwright.inference.rates import StepSeconds, step_seconds
+from meshwright.inference.rates import NOTHING, Decoded, decoded_of, step_seconds
 from meshwright.inference.server import Server, full, rate_load, states, transfer_s
 from meshwright.inference.serving import (
     BatchLimit,
@@ -162,9 +163,19 @@ def places(asked: Server, load: RequestLoad) -> BatchLimit:
     return BatchLimit(sequences=float(int(limit.sequences)), binds=full(asked, load)[0].binds)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Replicas:
+    """A replica that only computes prompts, one that only decodes, and seconds of a request outside of both."""
+
+    prompts: BatchingReplica
+    decoding: BatchingReplica
+    outside_s: float
+
+
 def simulate(
-    asked: Server, load: RequestLoad, arrivals: Load, seed: int = 0, requests: int = REQUESTS
-) -> Simulated | None:
+    asked: Server, load: RequestLoad, arrivals: Load, seed: int = 0, requests: int = REQUESTS,
+    replicas: Replicas | None = None,
+) -> Simulated | None:  # fmt: skip
     """Serve `requests` requests of the arrivals, after a warm-up and with others after them.
 
     None where the rate is at least `capacity_per_s`: the queue has no steady state.
@@ -183,7 +194,7 @@ def simulate(
         one = replace(one, arrivals=Arrivals.GAMMA, shape=(arrivals.shape or 1.0) * groups)
     arrived_s = np.array(list(due_times(one, requests + 2 * edge, seed=seed)))
     lengths = drawn_lengths(load, len(arrived_s), seed=seed)
-    first_s, end_s, queue_s = serve_all(asked, load, arrived_s, groups, lengths)
+    first_s, end_s, queue_s = serve_all(asked, load, arrived_s, groups, lengths, replicas)
     taken, gaps = slice(edge, edge + requests), lengths[:, 1] - 1
     begin, end = arrived_s[edge], arrived_s[edge + requests]
     inside = np.clip(end_s, begin, end) - np.clip(arrived_s, begin, end)
@@ -204,19 +215,20 @@ def drawn_lengths(load: RequestLoad, count: int, *, seed: int) -> FloatArray:
 
 
 def serve_all(
-    asked: Server, load: RequestLoad, arrived_s: FloatArray, groups: int, lengths: FloatArray | None = None
-) -> tuple[FloatArray, FloatArray, float]:
+    asked: Server, load: RequestLoad, arrived_s: FloatArray, groups: int, lengths: FloatArray | None = None,
+    replicas: Replicas | None = None,
+) -> tuple[FloatArray, FloatArray, float]:  # fmt: skip
     """Times of first and last tokens of requests on one of `groups` groups of replicas, and seconds with a queue."""
-    prompts, decoding, outside_s = _replicas(asked, load)
+    one = replicas or replicas_of(asked, load)
     lengths = drawn_lengths(load, len(arrived_s), seed=0) if lengths is None else lengths
     sizes, steps = lengths[:, 0] / load.input_tokens, (lengths[:, 1] - 1) / (1 + load.accepted_per_step)
-    split, ready_s = asked.prefill_replicas // groups, arrived_s + outside_s
+    split, ready_s = asked.prefill_replicas // groups, arrived_s + one.outside_s
     if not split:
-        return _in_turn(replace(decoding, prompt_steps=prompts.prompt_steps), 1, ready_s, steps, sizes)
-    _, cached_s, queue_s = _in_turn(prompts, split, ready_s, np.zeros_like(steps), sizes)
+        return _in_turn(replace(one.decoding, prompt_steps=one.prompts.prompt_steps), 1, ready_s, steps, sizes)
+    _, cached_s, queue_s = _in_turn(one.prompts, split, ready_s, np.zeros_like(steps), sizes)
     cached_s += transfer_s(asked.of, load.input_tokens) * sizes
     order, count = np.argsort(cached_s, kind="stable"), asked.of.layout.replicas // groups - split
-    first_s, end_s, more_s = _in_turn(decoding, count, cached_s[order], steps[order], sizes[order])
+    first_s, end_s, more_s = _in_turn(one.decoding, count, cached_s[order], steps[order], sizes[order])
     back = np.argsort(order)
     return first_s[back], end_s[back], queue_s + more_s
 
@@ -230,27 +242,27 @@ def _in_turn(one: BatchingReplica, count: int, *each: FloatArray) -> tuple[Float
     return first_s, end_s, queue_s
 
 
-def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, BatchingReplica, float]:
-    """A replica that only computes prompts, one that only decodes, and seconds of a request outside of both."""
+def replicas_of(asked: Server, load: RequestLoad) -> Replicas:
+    """The replicas of a server: those of others with as many devices, however many, are alike."""
     limit, rates, layout = places(asked, load), asked.rates, asked.of.layout
     num_places, load = int(limit.sequences), replace(load, concurrency=None, lockstep=False)
     work = request_work(asked.decoding, load, asked.engine, replace(limit, sequences=np.arange(1.0, num_places + 1)))
-    found = steady(work, rates)
-    step_s = [0.0, *np.ravel(found.step.total).tolist()]
-    one = work.take(0)
+    step, one, flat = step_seconds(work.decode, rates), work.take(0).numbers(), rates.numbers()
+    step_s = [0.0, *np.ravel(step.total).tolist()]
+    rows = decoded_of(step, one.prompt, rates, one.mixes), started_ahead_s(work, step.total)
 
     @cache
-    def decode_of(decoding: int) -> tuple[StepSeconds | None, Array]:
+    def decode_of(decoding: int) -> tuple[Decoded, float]:
         if not decoding:
-            return None, 0.0
-        row = work.take(decoding - 1)
-        return step_seconds(row.decode, rates), started_ahead_s(row, step_s[decoding])
+            return NOTHING, 0.0
+        decoded, ahead_s = rows
+        return decoded.take(decoding - 1).numbers(), float(np.broadcast_to(ahead_s, num_places)[decoding - 1])
 
     @cache
     def prompts_s(part: float, together: float, decoding: int) -> float:
-        decode_step, ahead_s = decode_of(decoding)
-        added_s = prefill_steps_s(one, rates, part, decode_step=decode_step, ahead_s=ahead_s, together=together)
-        return scalar(added_s) / layout.pipeline
+        decoded, ahead_s = decode_of(decoding)
+        added_s = prefill_steps_s(one, flat, part, decoded=decoded, ahead_s=ahead_s, together=together)
+        return float(added_s) / layout.pipeline
 
     again = 0.0 if asked.prefill_replicas else recomputed(load, limit, asked.engine, layout.replicas)
     decoding = BatchingReplica(
@@ -260,7 +272,7 @@ def _replicas(asked: Server, load: RequestLoad) -> tuple[BatchingReplica, Batchi
     )  # fmt: skip
     step_tokens = asked.engine.batch_tokens * layout.attention_data  # where each attention group has prompts
     prompts = replace(decoding, places=10**9, prompt_steps=load.computed_tokens / step_tokens)
-    return prompts, decoding, scalar(outside_s(one, rates))
+    return Replicas(prompts=prompts, decoding=decoding, outside_s=scalar(outside_s(one, rates)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -293,17 +305,21 @@ class ArrivalEstimate:
 
 
 def estimate_arrivals(
-    asked: Server, load: RequestLoad, arrivals: str, rate: float, *, bounds: LatencyLimits, seed: int = 0
-) -> ArrivalEstimate:
+    asked: Server, load: RequestLoad, arrivals: str, rate: float, *, bounds: LatencyLimits, seed: int = 0,
+    simulated: Callable[[float], Simulated | None] | None = None,
+) -> ArrivalEstimate:  # fmt: skip
     """Simulate a load, and find the highest rate that keeps the bounds, to a 64th of it or of the range."""
+    if simulated is None:
+        one = replicas_of(asked, load)
+        simulated = lambda rate: simulate(asked, load, arrivals_named(arrivals, rate), seed, replicas=one)  # noqa: E731
     most = capacity_per_s(asked, load)
-    found, highest = simulate(asked, load, arrivals_named(arrivals, rate), seed=seed), most
+    found, highest = simulated(rate), most
     if not bounds.is_empty:
         highest, high = (rate, most) if found is not None and found.keeps(bounds) else (0.0, min(rate, most))
         near = (high - highest) / PARTS
         while high - highest > max(near, highest / PARTS):
             middle = (highest + high) / 2
-            other = simulate(asked, load, arrivals_named(arrivals, middle), seed=seed)
+            other = simulated(middle)
             highest, high = (middle, high) if other is not None and other.keeps(bounds) else (highest, middle)
     return ArrivalEstimate(
         arrivals=arrivals, rate=rate, seed=seed, capacity_per_s=most, simulated=found, bounds=bounds,

@@ -56,11 +56,12 @@ def serve(
     """
     run = _Run(replica, ready_s, steps, sizes)
     while run.num_ended < len(ready_s):
-        run.admit()
+        if run.coming or (run.next_s <= run.now and run.num_held < replica.places):
+            run.admit()
         if run.prompts or run.decoding:
             run.advance()
         else:
-            run.now = max(run.now, run.next_s())
+            run.now = max(run.now, run.next_s)
     return np.array(run.first_s), np.array(run.end_s), run.queue_s
 
 
@@ -73,7 +74,9 @@ class _Run:
     def __init__(
         self, replica: BatchingReplica, ready_s: Sequence[float], steps: Sequence[float], sizes: Sequence[float]
     ) -> None:
-        self.replica, self.ready_s, self.sizes, self.steps = replica, ready_s, sizes, _whole(steps)
+        self.replica, self.sizes, self.steps = replica, sizes, _whole(steps)
+        self.ready_s = [*ready_s, inf]
+        self.next_s = self.ready_s[0]  # at which the next request asks for a place; infinity after the last
         self.waited = _whole([replica.waited_steps] * len(ready_s))
         self.first_s, self.end_s, self.delay_s = ([0.0] * len(ready_s) for _ in range(3))
         self.prompts: deque[tuple[int, float]] = deque()  # request, what is left of its prompt; -1: computed again
@@ -84,22 +87,19 @@ class _Run:
         self.now = self.queue_s = 0.0
         self.clock = self.num_held = self.num_admitted = self.num_ended = 0
 
-    def next_s(self) -> float:
-        """The time at which the next request asks for a place; infinity after the last."""
-        return self.ready_s[self.num_admitted] if self.num_admitted < len(self.ready_s) else inf
-
     def admit(self) -> None:
         """Give places to those that wait."""
         begun, is_idle = self.num_admitted, not (self.prompts or self.decoding)
-        while self.num_held < self.replica.places and self.next_s() <= self.now:
+        while self.num_held < self.replica.places and self.next_s <= self.now:
             self.num_admitted += 1
             self.num_held += 1
+            self.next_s = self.ready_s[self.num_admitted]
             if self.replica.prompt_steps:
                 waited = 0 if is_idle else self.waited[self.num_admitted - 1]
                 self.coming.append((self.clock + waited, self.num_admitted - 1))
             else:
                 self._begin(self.num_admitted - 1)
-        if self.replica.recomputed and self.next_s() <= self.now:
+        if self.replica.recomputed and self.next_s <= self.now:
             self.crowded.update(range(begun, self.num_admitted))
         while self.coming and (self.coming[0][0] <= self.clock or not (self.prompts or self.decoding)):
             request = self.coming.popleft()[1]
@@ -114,14 +114,14 @@ class _Run:
             step_s += replica.prompts_s(part, together, num_decoding)
         else:
             count = min(self.decoding[0], (self.coming or self.decoding)[0])[0] - self.clock
-            if not is_full and self.next_s() < inf:
-                count = min(count, max(ceil((self.next_s() - self.now) / step_s - ROUNDING), 1))
+            if not is_full and self.next_s < inf:
+                count = min(count, max(ceil((self.next_s - self.now) / step_s - ROUNDING), 1))
         begun, self.now = self.now, self.now + count * step_s
         self.clock += count
         if self.prompts and self.prompts[-1][1] == self.sizes[self.prompts[-1][0]]:
             self.queue_s += self.now - begun
         elif is_full:
-            self.queue_s += max(self.now - max(begun, self.next_s()), 0.0)
+            self.queue_s += max(self.now - max(begun, self.next_s), 0.0)
         self._end_decoded()
         for request in computed:
             if request >= 0:
@@ -155,7 +155,7 @@ class _Run:
         self.prompts.extendleft(reversed(kept))
         part -= max(least, 0.0)
         self.left = self.left - part if self.prompts else 0.0
-        return done, part, part / fullest
+        return done, part, part / fullest if replica.groups > 1 else 1.0
 
     def _begin(self, request: int) -> None:
         """The request has its first token and decodes the others, or has ended."""

@@ -100,37 +100,54 @@ def step_seconds(work: StepWork, rates: ServingRates) -> StepSeconds:
     return replace(found, host=found.host + np.where(work.is_overlapped, hidden_s, rates.host_s))
 
 
-def prefill_seconds(
-    work: StepWork, rates: ServingRates, num_steps: Array, *, eager_s: Array = 0.0,
-    decode_step: StepSeconds | None = None, mixes: Array = 1.0,
-) -> StepSeconds:  # fmt: skip
-    """Seconds that prompts add to the steps that carry them.
+@dataclass(frozen=True, kw_only=True)
+class Decoded(Table):
+    """Seconds of the tokens that are decoded beside prompts: their step has read weights and started kernels."""
 
-    work: all tokens of one prompt. num_steps: steps that one prompt fills, a fraction where several share one. Weights,
-    launches and the host are paid once per step. eager_s: in which the host starts the kernels of all steps.
-    decode_step: a step of the tokens that are decoded beside the prompts, which has read weights and started kernels
-    already. mixes: 1 where a step decodes beside prompts, 0 where prompts have steps of their own.
+    linear: Array = 0.0
+    math: Array = 0.0  # of them, what the read of the weights does not hide
+    total: Array = 0.0
+    mixes: Array = 0.0  # 1 where a step decodes beside prompts, 0 where prompts have steps of their own
+
+
+NOTHING = Decoded()
+
+
+def decoded_of(step: StepSeconds, prompt: StepWork, rates: ServingRates, mixes: Array) -> Decoded:
+    """The same of a decode step. Prompts read the weights of `prompt`."""
+    weights_s = prompt.weight_bytes / (rates.memory_peak * rates.memory_ratio)
+    math_s = np.maximum(step.linear**SHARPNESS - weights_s**SHARPNESS, 0.0) ** (1 / SHARPNESS)
+    return Decoded(linear=step.linear, math=math_s, total=step.total, mixes=mixes)
+
+
+def prefill_seconds(
+    work: StepWork, rates: ServingRates, num_steps: Array, *, count: Array = 1.0, uneven: Array = 1.0,
+    eager_s: Array = 0.0, decoded: Decoded = NOTHING,
+) -> StepSeconds:  # fmt: skip
+    """Seconds that `count` prompts add to the steps that carry them.
+
+    work: all tokens of one prompt. num_steps: steps that the prompts fill, a fraction where several share one. Weights,
+    launches and the host are paid once per step. uneven: prompts of the fullest attention group, with which a step
+    ends, over the mean. eager_s: in which the host starts the kernels of all steps.
     """
     gemm = rates.gemm_peak * rates.gemm_ratio
     memory = rates.memory_peak * rates.memory_ratio
-    math_s = work.gemm_flops / gemm + work.grouped_flops / (gemm * rates.grouped_ratio)
-    weights_s = work.weight_bytes / memory
-    own = num_steps if decode_step is None else num_steps * (1 - mixes)
+    math_s = work.gemm_flops * count * uneven / gemm + work.grouped_flops * count / (gemm * rates.grouped_ratio)
+    own = num_steps * (1 - decoded.mixes)
     shared = num_steps - own
-    decoded_s = 0.0 if decode_step is None else decode_step.linear
-    decode_math_s = shared * np.maximum(decoded_s**SHARPNESS - weights_s**SHARPNESS, 0.0) ** (1 / SHARPNESS)
-    found = StepSeconds(
-        linear=smooth_maximum(num_steps * weights_s, math_s + decode_math_s) - shared * decoded_s,
-        attention=smooth_maximum(
-            work.cache_bytes / (memory * rates.cache_ratio),
-            work.attention_flops / (rates.bf16_peak * rates.attention_ratio),
-        ),
-        elementwise=rates.elementwise_accesses * work.elementwise_bytes / memory,
-        communication=work.collective_s * rates.collective_factor
-        + work.dispatch_s
-        + own * work.num_collectives * rates.collective_s,
-        launches=own * work.num_kernels * rates.kernel_s,
-        host=own * rates.host_s * (1 - work.is_overlapped),
+    weights_s = num_steps * (work.weight_bytes / memory)
+    linear = smooth_maximum(weights_s, math_s + shared * decoded.math) - shared * decoded.linear
+    attention = smooth_maximum(
+        work.cache_bytes * count * uneven / (memory * rates.cache_ratio),
+        work.attention_flops * count * uneven / (rates.bf16_peak * rates.attention_ratio),
     )
-    device_s = found.total + (0.0 if decode_step is None else shared * decode_step.total)
-    return replace(found, launches=found.launches + smooth_maximum(device_s, eager_s) - device_s)
+    elementwise = rates.elementwise_accesses * (work.elementwise_bytes * count * uneven) / memory
+    sent_s = work.collective_s * count * uneven * rates.collective_factor + work.dispatch_s * count * uneven
+    communication = sent_s + own * work.num_collectives * rates.collective_s
+    launches = own * work.num_kernels * rates.kernel_s
+    host = own * rates.host_s * (1 - work.is_overlapped)
+    device_s = linear + attention + elementwise + communication + launches + host + shared * decoded.total
+    return StepSeconds(
+        linear=linear, attention=attention, elementwise=elementwise, communication=communication,
+        launches=launches + smooth_maximum(device_s, eager_s) - device_s, host=host,
+    )  # fmt: skip

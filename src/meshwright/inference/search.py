@@ -29,10 +29,12 @@ from meshwright.inference.arrivals import (
     REQUESTS,
     ArrivalEstimate,
     LatencyLimits,
+    Replicas,
     Simulated,
     arrivals_named,
     capacities_per_s,
     estimate_arrivals,
+    replicas_of,
     simulate,
 )
 from meshwright.inference.capacity import Reserve
@@ -77,6 +79,23 @@ class ServingQuestion:
             of=self.served(layout), engine=self.engine, reserve=self.reserve, calibration=self.calibration,
             prefill_replicas=prefill,
         )  # fmt: skip
+
+    @cached_property
+    def simulated(self) -> Callable[[ServingLayout, int, float, int], Simulated | None]:
+        """Arrivals by layout, replicas that only prefill, rate and number of requests."""
+
+        @cache
+        def one(layout: ServingLayout, prefill: int) -> Replicas:
+            return replicas_of(self.server(layout, prefill), self.load)
+
+        @cache
+        def found(layout: ServingLayout, prefill: int, rate: float, requests: int) -> Simulated | None:
+            split = min(prefill, 1)
+            alike = one(replace(layout, replicas=1 + split), split)
+            arrivals = arrivals_named(self.arrivals, rate)
+            return simulate(self.server(layout, prefill), self.load, arrivals, self.seed, requests, alike)
+
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,27 +320,29 @@ class _Counts:
     def server(self, replicas: int) -> Server:
         return self.question.server(replace(self.layout, replicas=replicas), self.prefill)
 
-    @cached_property
-    def simulated(self) -> Callable[[int, int], Simulated | None]:
-        """Arrivals by replicas and requests."""
-        asked = self.question
-        arrivals = arrivals_named(asked.arrivals, asked.requests_per_s or 0.0)
-        return cache(lambda n, requests: simulate(self.server(n), asked.load, arrivals, asked.seed, requests))
+    def simulated(self, replicas: int, requests: int = REQUESTS) -> Simulated | None:
+        layout = replace(self.layout, replicas=replicas)
+        return self.question.simulated(layout, self.prefill, self.question.requests_per_s or 0.0, requests)
 
     def keeps(self, replicas: int, requests: int = REQUESTS) -> bool:
         return (found := self.simulated(replicas, requests)) is not None and found.keeps(self.question.bounds)
 
     def fewest(self, most: int) -> int | None:
-        """The fewest replicas that keep the bounds, up to `most`: looked for with few requests, found with all."""
+        """The fewest replicas that keep the bounds, up to `most`: looked for with few requests, found with all.
+
+        Few requests can be far off near a bound, so strides from there double until some keep the bounds and fewer do
+        not.
+        """
         some = self.counts[: most - self.counts[0] + 1]
-        at = bisect_left(some, True, hi=len(some) - 1, key=partial(self.keeps, requests=FEW_REQUESTS))
-        while not self.keeps(some[at]):
-            at += 1
-            if at == len(some):
+        high = bisect_left(some, True, hi=len(some) - 1, key=partial(self.keeps, requests=FEW_REQUESTS))
+        low, stride = high - 1, 1
+        while not self.keeps(some[high]):
+            if high == len(some) - 1:
                 return None
-        while at and self.keeps(some[at - 1]):
-            at -= 1
-        return some[at]
+            low, high, stride = high, min(high + stride, len(some) - 1), 2 * stride
+        while low >= 0 and self.keeps(some[low]):
+            low, high, stride = low - stride, low, 2 * stride
+        return some[bisect_left(some, True, max(low + 1, 0), high, key=self.keeps)]
 
     def broken_by_one(self) -> str:
         """The bound that a request by itself breaks; empty where it keeps them, or others can make it faster."""
@@ -342,7 +363,7 @@ class _Counts:
 
     def verdict(self, replicas: int | None, why: str = "rate is met") -> LayoutVerdict:
         """The simulated arrivals on so many replicas; None: on none."""
-        found, rate, point = replicas and self.simulated(replicas, REQUESTS), self.question.requests_per_s or 0.0, None
+        found, rate, point = replicas and self.simulated(replicas), self.question.requests_per_s or 0.0, None
         if replicas and found:
             ttft_s, itl_s, request_s = found.means
             point = LayoutPoint(
@@ -379,7 +400,7 @@ def _by_arrivals(question: ServingQuestion, every: Sequence[_Counts]) -> list[La
             why = f"needs {one.counts[0] * size} devices or more"
         elif not (why := slow.setdefault(like, "") or one.broken_by_one()) and (replicas := one.fewest(most)) is None:
             why = f"needs more than {most * size} devices"
-            if (found := one.simulated(most, REQUESTS)) is not None:
+            if (found := one.simulated(most)) is not None:
                 ttft_s, itl_s = found.bounded(question.bounds)
                 whose = "mean" if (of := question.bounds.percentile) is None else f"p{of:g}"
                 broken = _broken(question.bounds, ttft_s, itl_s, f"({whose}) on {most * size} devices")
@@ -422,5 +443,8 @@ def answer_of(question: ServingQuestion, point: LayoutPoint) -> tuple[LoadEstima
     load, rate, asked = question.load, question.requests_per_s, question.server(point.layout, point.prefill_replicas)
     if rate is None:
         return estimate_load(asked, replace(load, concurrency=point.concurrency)), None
-    under = estimate_arrivals(asked, load, question.arrivals, rate, bounds=question.bounds, seed=question.seed)
+    under = estimate_arrivals(
+        asked, load, question.arrivals, rate, bounds=question.bounds, seed=question.seed,
+        simulated=lambda rate: question.simulated(point.layout, point.prefill_replicas, rate, REQUESTS),
+    )  # fmt: skip
     return estimate_rate(asked, load, rate, under.simulated), under

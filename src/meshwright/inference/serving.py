@@ -50,7 +50,15 @@ from meshwright.errors import InfeasibleError, InputError
 from meshwright.inference.batching import ROUNDING
 from meshwright.inference.capacity import CapacityQuestion, Reserve, device_memory
 from meshwright.inference.memory import session_bytes_on_device, without_windows
-from meshwright.inference.rates import ServingRates, StepSeconds, prefill_seconds, step_seconds
+from meshwright.inference.rates import (
+    NOTHING,
+    Decoded,
+    ServingRates,
+    StepSeconds,
+    decoded_of,
+    prefill_seconds,
+    step_seconds,
+)
 from meshwright.inference.work import Served, StepWork, drafting_work, kernels, step_work
 
 MAX_TOKENS = 10**9
@@ -254,8 +262,10 @@ def recomputed(load: RequestLoad, limit: BatchLimit, engine: EngineTraits, repli
     return share * load.context / load.input_tokens
 
 
-OF_ITS_GROUP = ("cache_bytes", "gemm_flops", "attention_flops", "elementwise_bytes", "collective_s", "dispatch_s")
-OF_ONE_PROMPT = (*OF_ITS_GROUP, "grouped_flops", "sequences")
+OF_ONE_PROMPT = (
+    "cache_bytes", "gemm_flops", "attention_flops", "elementwise_bytes", "collective_s", "dispatch_s", "grouped_flops",
+    "sequences",
+)  # fmt: skip
 """Work of a prompt's own tokens. Weights, collectives and layers are those of a step, which prompts share."""
 
 
@@ -301,14 +311,11 @@ def steady(work: RequestWork, rates: ServingRates) -> Steady:
     ahead_s = started_ahead_s(work, step.total)
     at_once, mean_s, left_s = groups_at_work(work, rates, step)
     num_steps = np.maximum(work.token_steps / at_once, np.minimum(work.prompt_steps, 1 / at_once))
+    decoded = decoded_of(step, work.prompt, rates, work.mixes * (work.steps > 0) * busy)
     prompt = prefill_seconds(
-        prompts_of(work, 1.0, together=at_once),
-        rates,
-        num_steps,
-        eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s),
-        decode_step=step,
-        mixes=work.mixes * (work.steps > 0) * busy,
-    )
+        work.prompt, rates, num_steps, uneven=uneven(work, at_once),
+        eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s), decoded=decoded,
+    )  # fmt: skip
     in_step = work.cohort > 0
     together = np.maximum(work.cohort, 1.0)
     # the experts of its step also compute the prompts of other attention groups
@@ -351,7 +358,7 @@ def groups_at_work(work: RequestWork, rates: ServingRates, step: StepSeconds) ->
     """
     if np.all(work.groups == 1):
         return np.ones_like(work.groups), step.total, step.total / 2
-    added_s = prefill_steps_s(work, rates, 1.0, decode_step=step)
+    added_s = prefill_steps_s(work, rates, 1.0, decoded=decoded_of(step, work.prompt, rates, work.mixes))
     share = -np.expm1(-work.begun)
     for _ in range(ROUNDS):
         each_s = work.begun / (step.total + share * added_s)  # prompts per second
@@ -382,26 +389,24 @@ def started_ahead_s(work: RequestWork, step_s: Array) -> Array:
 
 
 def prefill_steps_s(
-    work: RequestWork, rates: ServingRates, count: Array, *, decode_step: StepSeconds | None = None,
-    ahead_s: Array = 0.0, together: Array | None = None,
+    work: RequestWork, rates: ServingRates, count: Array, *, decoded: Decoded = NOTHING, ahead_s: Array = 0.0,
+    together: Array | None = None,
 ) -> Array:  # fmt: skip
     """Seconds of the steps of `count` prompts on all attention groups, or what they add to steps that decode.
 
     together: `count` over the prompts of the fullest group, where these are not whole ones.
     """
-    at_once = np.maximum(count, 1.0) if together is None else together
-    num_steps = np.ceil(count / np.clip(at_once, 1.0, work.groups) * work.token_steps - ROUNDING)
+    more = uneven(work, np.maximum(count, 1.0) if together is None else together)
+    num_steps = np.ceil(count / (work.groups / more) * work.token_steps - ROUNDING)
+    host_s = eager_s(work, rates, num_steps, ahead_s=ahead_s)
     return prefill_seconds(
-        prompts_of(work, count, together=at_once), rates, num_steps,
-        eager_s=eager_s(work, rates, num_steps, ahead_s=ahead_s), decode_step=decode_step, mixes=work.mixes,
-    ).total  # fmt: skip
+        work.prompt, rates, num_steps, count=count, uneven=more, eager_s=host_s, decoded=decoded
+    ).total
 
 
-def prompts_of(work: RequestWork, count: Array, *, together: Array) -> StepWork:
-    """Work of `count` prompts, `together` of which are computed at once: a step ends with its fullest group."""
-    uneven = work.groups / np.clip(together, 1.0, work.groups)
-    values = {name: getattr(work.prompt, name) * count for name in OF_ONE_PROMPT}
-    return replace(work.prompt, **values | {name: values[name] * uneven for name in OF_ITS_GROUP})
+def uneven(work: RequestWork, at_once: Array) -> Array:
+    """Prompts of the fullest attention group over the mean of all, where `at_once` of them have some."""
+    return work.groups / np.minimum(np.maximum(at_once, 1.0), work.groups)
 
 
 def eager_s(work: RequestWork, rates: ServingRates, num_steps: Array, *, ahead_s: Array = 0.0) -> Array:
@@ -409,7 +414,7 @@ def eager_s(work: RequestWork, rates: ServingRates, num_steps: Array, *, ahead_s
     is_graph = (
         work.token_steps <= work.graph_share
     )  # of a step with one prompt: by more, rates would fall with the load
-    started = np.where(is_graph, work.cut_kernels, work.eager_kernels) * rates.eager_kernel_s
+    started = (is_graph * work.cut_kernels + (1.0 - is_graph) * work.eager_kernels) * rates.eager_kernel_s
     return np.maximum(num_steps * started - np.minimum(num_steps, 1.0) * ahead_s, 0.0)
 
 
