@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -54,6 +54,7 @@ class Behavior(mock.Behavior):
     retry_after: str | None = None  # header of an injected HTTP error
     refused_fields: tuple[str, ...] = ()  # of a request: the answer is 400 with the name
     cached_tokens: int | None = None  # of each prompt, as the usage reports them
+    metrics: Mapping[str, Callable[[int], str]] = field(default_factory=dict)  # by path: text of finished requests
 
     def fault_of(self, index: int) -> MockFault | None:
         """The fault of a request, if any."""
@@ -66,6 +67,14 @@ class FaultyServer(MockServer):
     """A mock server that does to its clients what its behavior says."""
 
     behavior: Behavior
+
+    async def get(self, writer: asyncio.StreamWriter, path: str) -> None:
+        if path not in self.behavior.metrics:
+            await (super().get(writer, path) if path == "/v1/models" else respond(writer, 404, {}))
+            return
+        data = self.behavior.metrics[path](len(self.token_s)).encode()
+        writer.write(b"HTTP/1.1 200 X\r\nContent-Type: text/plain\r\nContent-Length: %d\r\n\r\n%b" % (len(data), data))
+        await writer.drain()
 
     async def answer(self, answer: Answer, request: dict[str, Any], index: int) -> bool:
         behavior, writer, fault = self.behavior, answer.writer, self.behavior.fault_of(index)

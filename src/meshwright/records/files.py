@@ -177,7 +177,7 @@ class Cells:
 def read_lines(
     path: Path, *, columns: Sequence[str], what: str, made_by: str, whole: bool, num_added: int = 0
 ) -> list[Cells]:
-    """Read the lines of the CSV file at `path`, whose header is `columns`, perhaps without the last `num_added`.
+    """Read the lines of the CSV file at `path`, whose header is `columns` or lacks some of the last `num_added`.
 
     Cells of columns that the file lacks are empty.
 
@@ -191,7 +191,7 @@ def read_lines(
     except csv.Error as error:
         raise InputError(f"{path}:{reader.line_num}: not a CSV file ({error})") from None
     header = lines[0][1] if lines else []
-    if header not in ([*columns], [*columns[: len(columns) - num_added]]):
+    if header != [*columns[: len(header)]] or len(header) < len(columns) - num_added:
         got = ",".join(header)[:60]
         raise InputError(f"{path}:1: not the header of {what}", got=got, allowed=",".join(columns))
 

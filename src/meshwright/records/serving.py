@@ -241,6 +241,11 @@ class ServingPoint:
     http_statuses: Mapping[str, int] = field(default_factory=dict, metadata={"packed": True})  # of `http_error`
     num_retries: int | None = None  # after the server was too busy; None in records of earlier releases
     cached_tokens: int | None = None  # of the input tokens; None: the server does not count them
+    server_running: float | None = None  # requests, by the server's own metrics, a mean; None: it has none
+    server_waiting: float | None = None
+    server_cache_usage: float | None = None  # the highest share
+    server_hit_ratio: float | None = None  # of the prompts' tokens: in the prefix cache
+    server_preemptions: int | None = None
 
     @property
     def is_usable(self) -> bool:
@@ -257,7 +262,7 @@ def token_rates(*, wall_s: float, done: int, num_input: int, num_output: int) ->
 
 
 LATENCIES = ("ttft_s", "chunk_gap_s", "tpot_s", "e2e_s", "send_delay_s", "first_answer_s")
-TABLE = RowTable(kind=ServingPoint, name=CSV_NAME, what="serving records", made_by=MADE_BY, num_added=3)
+TABLE = RowTable(kind=ServingPoint, name=CSV_NAME, what="serving records", made_by=MADE_BY, num_added=8)
 
 
 class EndpointFields(Fields):

@@ -168,6 +168,7 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
     if cached is not None:
         inputs = sum(p.input_tokens for p in points)
         said.append(f"{cached:,} of {inputs:,} input tokens were in the server's prefix cache, as it counts them")
+    said += [text for s in found if (text := _own_count(s))]
     said += [
         f"{s.load.name}: {sum(s.errors.values())} of {s.total('num_requests')} requests failed, so it is no best load"
         for s in found
@@ -185,6 +186,18 @@ def cautions(found: Sequence[LoadSummary]) -> list[str]:
         if p.refusal:
             said.append(f"{p.load.name}: {p.refusal}")
     return list(dict.fromkeys(said))
+
+
+def _own_count(found: LoadSummary) -> str:
+    """The server's own metrics of a load, as a sentence; empty where it has none."""
+    named = (
+        ("server_running", "{:.1f} running"), ("server_waiting", "{:.1f} waiting"),
+        ("server_cache_usage", "at most {:.0%} of the cache in use"), ("server_hit_ratio", "{:.0%} of prompts cached"),
+    )  # fmt: skip
+    parts = [text.format(value.value) for name, text in named if (value := found.value(name)) is not None]
+    if count := sum_known(p.server_preemptions for p in found.points):
+        parts.append(f"{count} preemptions")
+    return f"{found.load.name}, by the server's metrics: {', '.join(parts)}" if parts else ""
 
 
 def point_line(point: ServingPoint) -> str:

@@ -27,6 +27,7 @@ from meshwright.bench.serving.events import LARGEST_EVENT_BYTES
 from meshwright.bench.serving.loads import LoadOutcome, run_load
 from meshwright.bench.serving.metrics import LatencyBounds, serving_point
 from meshwright.bench.serving.prompts import PromptSource, WordScale, random_text, word_scale
+from meshwright.bench.serving.server_metrics import server_fields, watched
 from meshwright.bench.serving.servers.processor import ThreadTimes, thread_times, wait_ratio
 from meshwright.bench.serving.summary import LoadSummary, MedianBounds, search_concurrency, summaries
 from meshwright.errors import MOST_NAMES, InputError, Terminated
@@ -93,25 +94,22 @@ class _Bench:
         started = now()
         async with open_session(request.endpoint) as session:
             await self._warm_up(session, load, repeat)
-            client = Client(
-                session=session, endpoint=request.endpoint, start_s=time.perf_counter(),
-                count_tokens=self.source.tokenizer.count if self.source.tokenizer else None,
-            )  # fmt: skip
             rows = self.source.rows
-            before = self._thread_times()
-            outcome = await run_load(
-                client,
-                load,
-                self.source.prompts(load=load.name, repeat=repeat),
-                num_requests=request.num_requests,
-                ramp_s=request.ramp_s,
-                duration_s=request.duration_s,
-                due_s=[row.at_s or 0.0 for row in rows] if load.arrivals is Arrivals.TRACE else None,
-                seed=request.seed + repeat,
-            )
-            waited = wait_ratio(before, self._thread_times())
+            async with watched(request.endpoint) as readings:
+                client = Client(
+                    session=session, endpoint=request.endpoint, start_s=time.perf_counter(),
+                    count_tokens=self.source.tokenizer.count if self.source.tokenizer else None,
+                )  # fmt: skip
+                before = self._thread_times()
+                outcome = await run_load(
+                    client, load, self.source.prompts(load=load.name, repeat=repeat),
+                    num_requests=request.num_requests, ramp_s=request.ramp_s, duration_s=request.duration_s,
+                    due_s=[row.at_s or 0.0 for row in rows] if load.arrivals is Arrivals.TRACE else None,
+                    seed=request.seed + repeat,
+                )  # fmt: skip
+                waited = wait_ratio(before, self._thread_times())
         point = serving_point(outcome, load=load, repeat=repeat, started=started, bounds=request.bounds)
-        return self._record(outcome, replace(point, server_wait_ratio=waited))
+        return self._record(outcome, replace(point, server_wait_ratio=waited, **server_fields(readings)))
 
     def _thread_times(self) -> ThreadTimes:
         pid = self.request.server_pid

@@ -122,7 +122,7 @@ class MockServer:
         lengths = [line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:")]
         body = await reader.readexactly(int(lengths[0].split(b":")[1])) if lengths else b""
         if method == "GET":
-            await respond(writer, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
+            await self.get(writer, path)
             return True
         try:
             request = json.loads(body)
@@ -138,6 +138,10 @@ class MockServer:
         self.num_tokens += answer.num_written
         self.token_s[index] = [arrived_s, *answer.written_s]
         return goes_on
+
+    async def get(self, writer: asyncio.StreamWriter, path: str) -> None:
+        """Answer a request without a body."""
+        await respond(writer, 200, {"object": "list", "data": [{"id": MODEL, "object": "model"}]})
 
     async def answer(self, answer: Answer, request: dict[str, Any], index: int) -> bool:
         """Answer the request of that number; False: the connection ends."""

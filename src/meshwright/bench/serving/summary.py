@@ -19,11 +19,12 @@ RATES = (
     "requests_per_s", "input_tokens_per_s", "output_tokens_per_s", "total_tokens_per_s",
     "steady_output_tokens_per_s", "steady_total_tokens_per_s", "good_requests_per_s", "good_ratio",
     "mean_in_flight", "littles_law_ratio", "tokens_per_chunk", "chunks_per_s", "wall_s",
-    "server_wait_ratio",
+    "server_wait_ratio", "server_running", "server_waiting", "server_cache_usage", "server_hit_ratio",
 )  # fmt: skip
 COUNTS = (
     "num_requests", "num_ok", "num_reconnects", "num_malformed_events", "num_short", "input_tokens", "output_tokens",
     "total_tokens", "lost_output_tokens", "reasoning_tokens", "num_retries", "cached_tokens",
+    "server_preemptions",
 )  # fmt: skip
 
 
