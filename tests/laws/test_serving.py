@@ -144,6 +144,20 @@ def test_a_rate_gets_the_fewest_devices_that_brute_force_finds_on_many_questions
     check_rate(asked)
 
 
+@pytest.mark.parametrize("batch", [641, 700])
+def test_a_rate_that_is_highest_between_powers_of_two_is_found(batch):
+    """Prompts of 100 tokens hide behind the weights until 617 requests decode: 641 finish 3.2 % fewer."""
+    of = served("qwen3-235b-a22b", "b200-8x2")
+    load = RequestLoad(input_tokens=100, output_tokens=2)
+    asked = ServingQuestion(
+        model=of.model, cluster=of.cluster, weights=of.weights, cache=of.cache, load=load, reserve=shipped_reserve(),
+        engine=engines()["llamacpp"], bounds=LatencyLimits(),
+    )  # fmt: skip
+    layout = ServingLayout(tensor=1, attention_data=4, replicas=4)
+    found = states(asked.server(layout, 0), load, batch / layout.replicas)
+    check(replace(asked, bounds=LatencyLimits(ttft_s=float(np.squeeze(found.ttft_s)) * 1.0001)))
+
+
 @given(questions())
 def test_no_load_of_brute_force_beats_the_search(asked):
     check(asked)

@@ -1,9 +1,9 @@
 """Search of serving layouts: most tokens/s under bounds of TTFT and ITL, and the front of throughput and interactivity.
 
 For every legal layout of the cluster the largest load that keeps both bounds is found; the best layout has most output
-tokens/s. Latencies, rate and requests in flight rise with the requests on a replica, but for one place (`_pieces`), so
-the end of the loads that keep the bounds is bracketed. Without a rate to serve, all devices are used, so price and
-energy per token rank as throughput does.
+tokens/s. Latencies, rate and requests in flight mostly rise with the requests on a replica, so the end of the loads
+that keep the bounds is bracketed; loads near each other are looked at for where they do not. Without a rate to serve,
+all devices are used, so price and energy per token rank as throughput does.
 
 With a rate, the fewest devices win that serve it within the bounds: they are the cheapest. Simulated arrivals judge,
 with as many requests as an answer has. What they cannot keep is not simulated: numbers of replicas that finish fewer
@@ -49,6 +49,7 @@ from meshwright.specs.hardware import Cluster
 from meshwright.specs.model import Model
 
 MAX_LAYOUTS = 400
+NEAR = 0.005  # logarithm of the ratio of two loads, one of which is as good as those between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +168,11 @@ def search_layouts(question: ServingQuestion) -> ServingSearch:
         asked = question.server(layout, prefill)
         try:
             limit, places = full(asked, question.load)
-            points += (grid := _grid(asked, question.load, limit, places))
+            points += _grid(asked, question.load, limit, places)
             if question.requests_per_s is None:
-                verdicts.append(_unless_more_finishes_less(question, _verdict(question, asked, limit, places), grid))
+                verdicts.append(
+                    _most_finished(question, asked, limit, places, _verdict(question, asked, limit, places))
+                )
             else:
                 counts += _counts(question, asked)
         except InfeasibleError as error:
@@ -243,23 +246,34 @@ def _verdict(question: ServingQuestion, asked: Server, limit: BatchLimit, places
     )
 
 
-def _unless_more_finishes_less(
-    question: ServingQuestion, verdict: LayoutVerdict, grid: Sequence[LayoutPoint]
+def _most_finished(
+    question: ServingQuestion, asked: Server, limit: BatchLimit, places: float, verdict: LayoutVerdict
 ) -> LayoutVerdict:
-    """The verdict, or the point of fewer requests that has a higher rate.
+    """The verdict, or the point of another load that has a higher rate.
 
-    Prompts hide behind the weights that a step reads, until the tokens that it decodes hide behind them as well.
+    Prompts hide behind the weights that a step reads, until the tokens that it decodes hide behind them as well: then
+    more requests finish fewer. Latencies fall where a second request comes to a replica, or fills the tiles, so bounds
+    are kept again above loads that break them. Where more requests take no less time a share of them has that share
+    of the rate at least, so of loads that are `NEAR` each other one is that near the best.
     """
-    if verdict.best is None or verdict.prefill_replicas:
+    if asked.prefill_replicas:
         return verdict
-    best = max(
-        (point for point in grid if point.keeps(question.bounds)),
-        key=lambda point: point.output_tokens_per_s,
-        default=verdict.best,
-    )
-    if best.output_tokens_per_s <= verdict.best.output_tokens_per_s:
+    replicas, most = asked.of.layout.replicas, max(places, 1.0)
+    loads = np.floor(np.geomspace(1.0, most, math.ceil(math.log(most) / NEAR) + 1))
+    tiled = [math.ceil(low * replicas) for low, _ in _pieces(asked, limit)]
+    loads = np.unique(np.append(loads, [n for n in tiled if 1 <= n <= most]))
+    found, bounds = states(asked, question.load, loads / replicas), question.bounds
+    kept = (found.ttft_s <= bounds.ttft_s) & (found.itl_s <= bounds.itl_s)
+    at = float(loads[np.argmax(np.where(kept, found.output_tokens_per_s, 0.0))])
+    best = _at(asked, replace(question.load, concurrency=at))
+    least = verdict.best.output_tokens_per_s if verdict.best else 0.0
+    if not best.keeps(bounds) or best.output_tokens_per_s <= least:
         return verdict
-    return replace(verdict, best=best, stopped_by="more in flight finish fewer")
+    more = _at(asked, replace(question.load, concurrency=at + 1))
+    why = "more in flight finish fewer"
+    if not more.keeps(bounds):
+        why = _broken(bounds, more.ttft_s, more.itl_s, f"at {more.concurrency:,.0f} in flight")
+    return replace(verdict, best=best, stopped_by=why)
 
 
 def _pieces(asked: Server, limit: BatchLimit) -> Iterator[tuple[float, float]]:
