@@ -60,4 +60,9 @@ def _sentences(found: ArrivalEstimate) -> Iterator[str]:
         good = simulated.good_share(bounds)
         yield f"{percent(good)} of the requests are within the bounds: goodput {good * found.rate:.4g} requests/s."
     whose = "The mean" if bounds.percentile is None else f"p{bounds.percentile:g}"
+    if simulated is not None:
+        both, limits = (simulated.bounded(bounds), simulated.half_widths(bounds)), (bounds.ttft_s, bounds.itl_s)
+        for name, value, half, limit in zip(("TTFT", "ITL"), *both, limits, strict=True):
+            if abs(value - limit) <= half:
+                yield f"{whose} of {name} is {seconds(value)} ± {seconds(half)}: the bound is as near as chance."
     yield f"{whose} keeps them {reach}" if found.highest_per_s else f"{whose} keeps them at no rate."

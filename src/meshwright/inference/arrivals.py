@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from math import gcd, inf
 from typing import Any
 
@@ -44,6 +45,7 @@ REQUESTS = 10_000
 
 EDGE, REPLACED = 0.1, 3.0  # requests before and after these: this share of them, and so often those in flight
 RAREST = 1e-6  # of the capacity: requests that are rarer do not meet
+BATCHES, STUDENT_95 = 20, 2.093  # of requests in turn; t of 19 degrees of freedom
 PARTS = 64  # of a rate, or of the range in which the highest that keeps bounds lies
 
 
@@ -129,10 +131,17 @@ class Simulated:
         """Share of requests within both bounds."""
         return float(np.mean((self.ttft_s <= bounds.ttft_s) & (self.itl_s <= bounds.itl_s)))
 
-    def bounded(self, bounds: LatencyLimits) -> tuple[float, float]:
+    def bounded(self, bounds: LatencyLimits, part: slice = slice(None)) -> tuple[float, float]:
         """TTFT and ITL of the percentile of the bounds, or their means."""
-        of = bounds.percentile
-        ttft_s, itl_s = (s.mean() if of is None else np.percentile(s, of) for s in (self.ttft_s, self.itl_s))
+        of, both = bounds.percentile, (self.ttft_s[part], self.itl_s[part])
+        ttft_s, itl_s = (s.mean() if of is None else np.percentile(s, of) for s in both)
+        return float(ttft_s), float(itl_s)
+
+    def half_widths(self, bounds: LatencyLimits) -> tuple[float, float]:
+        """Half widths of their 95 % intervals, in seconds, by batch means (Schmeiser 1982; quantiles: Seila 1982)."""
+        ends = np.linspace(0, len(self.e2e_s), BATCHES + 1).astype(int)
+        parts = np.array([self.bounded(bounds, slice(*two)) for two in pairwise(ends)])
+        ttft_s, itl_s = STUDENT_95 * parts.std(axis=0, ddof=1) / np.sqrt(BATCHES)
         return float(ttft_s), float(itl_s)
 
     def keeps(self, bounds: LatencyLimits) -> bool:
@@ -301,6 +310,7 @@ class ArrivalEstimate:
         if bounds is not None:
             good = found.good_share(bounds)
             numbers |= {"keeps_bounds": found.keeps(bounds), "good_share": good, "goodput_per_s": good * self.rate}
+            numbers["half_widths_s"] = dict(zip(("ttft_s", "itl_s"), found.half_widths(bounds), strict=True))
         return document | found.percentiles() | numbers
 
 

@@ -7,9 +7,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from meshwright.answers.serving_arrivals import arrival_table
 from meshwright.catalog import lookup as catalog
 from meshwright.errors import InputError
 from meshwright.inference.arrivals import (
+    ArrivalEstimate,
     LatencyLimits,
     Simulated,
     arrivals_named,
@@ -216,6 +218,24 @@ def test_halves_of_the_requests_tell_whether_latencies_have_settled():
     shared = {"arrived_s": alike, "ttft_s": alike, "itl_s": np.zeros(100), "queue_share": 0.0, "in_flight": 1.0}
     assert Simulated(e2e_s=alike, **shared).half_difference == 0
     assert Simulated(e2e_s=apart, **shared).half_difference == pytest.approx(0.2 / 1.1)
+
+
+@pytest.mark.parametrize("percentile", [None, 90])
+def test_the_interval_of_a_simulation_holds_the_values_of_other_seeds(percentile):
+    asked, bounds = made(), LatencyLimits(ttft_s=1.0, percentile=percentile)
+    found = at(asked, LOAD, 0.5, requests=4000)
+    others = np.array([at(asked, LOAD, 0.5, requests=4000, seed=seed).bounded(bounds) for seed in range(1, 6)])
+    half_s, value_s = np.array(found.half_widths(bounds)), np.array(found.bounded(bounds))
+    assert np.all(np.abs(np.median(others, axis=0) - value_s) < 2 * half_s)
+    assert np.all(half_s < 0.05 * value_s)
+    near = LatencyLimits(itl_s=value_s[1] + half_s[1] / 2, percentile=percentile)
+    estimate = ArrivalEstimate(
+        arrivals="poisson", rate=1.0, seed=0, capacity_per_s=2.0, simulated=found, bounds=near, highest_per_s=1.0
+    )
+    assert "of ITL is" in arrival_table(estimate).caption
+    assert "of TTFT is" not in arrival_table(estimate).caption
+    assert estimate.as_json()["half_widths_s"]["itl_s"] == half_s[1]
+    assert "± " not in arrival_table(replace(estimate, bounds=replace(near, itl_s=value_s[1] + 2 * half_s[1]))).caption
 
 
 @pytest.mark.parametrize("name", ["dense", "mixture", "cached prefixes"])
