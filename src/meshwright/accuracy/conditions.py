@@ -35,6 +35,7 @@ class RunConditions:
     devices_per_node: int
     num_nodes: int
     fabric_hint: str  # text of the source about links and network
+    power_w: float | None = None  # limit of a device, as a run file states it; None: the usual one
     network: str = ""  # of a node, as a run file states it; "": the fabric's
     seq_len: int
     global_batch: int  # sequences
@@ -84,7 +85,7 @@ class RunConditions:
     @property
     def stated(self) -> dict[str, str | bool | float]:
         """The software, and what the row states of network and GEMMs that is not the usual."""
-        own = picked(self, "network", "tf32", "narrow_gemms", "loops_experts", "optimizer", "all_in_16_bits")
+        own = picked(self, "network", "power_w", "tf32", "narrow_gemms", "loops_experts", "optimizer", "all_in_16_bits")
         own["optimizer"] = "" if self.optimizer == ADAMW else self.optimizer
         overlap = {} if self.overlaps_data is None else {"overlaps_data": self.overlaps_data}
         return self.software | {key: value for key, value in own.items() if value} | overlap

@@ -41,6 +41,7 @@ def predict_steps(
         calibration,
         tables.factors,
         kinds=np.broadcast_to(kinds_of(tables.model), len(tables.factors)),
+        clock_width=tables.facts.clock_width,
     )
     return log_step(etas, bf16), variances
 

@@ -28,14 +28,15 @@ from meshwright.accuracy.reasons import CannotPredictError, Reason
 from meshwright.accuracy.shapes import read_model, total_parameters
 from meshwright.accuracy.shipped import frameworks, published_systems
 from meshwright.accuracy.software import Software, read_software
-from meshwright.accuracy.spelling import catalogued
+from meshwright.accuracy.spelling import catalogued, watts_of
 from meshwright.accuracy.stated import contradictions, format_of, scaling_of, with_products, with_stated_numbers
-from meshwright.accuracy.statements import Statements, read_statements
+from meshwright.accuracy.statements import Polarity, Statements, read_statements
 from meshwright.accuracy.tables import cluster_of, fabric_name
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.clusters import placed_fabric
 from meshwright.catalog.interconnects import says_no_bridge
 from meshwright.catalog.precisions import multiplies
+from meshwright.catalog.prices import power_assumptions
 from meshwright.cost.flops import count_parameters
 from meshwright.cost.tables import model_row
 from meshwright.errors import InputError
@@ -379,7 +380,8 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         optimizer=_optimizer(row, said, notes),
         all_in_16_bits=precision == "bf16" and _has_no_masters(row, said),
         overlaps_data=said.value("overlaps_data"),
-        gemm_flops_per_s=_measured_gemm_rate(row, accelerator, precision, notes),
+        gemm_flops_per_s=(gemms := _measured_gemm_rate(row, accelerator, precision, notes)),
+        power_w=_power_limit(row, said, accelerator, notes, is_measured=gemms is not None),
     )
     notes.extend((*uncalibrated(model), *_doubts(row, model), *_not_modelled(said, accelerator)))
     notes.extend(filter(None, (row.text(DUPLICATE_NOTE), note_of_defaults(conditions, software.release))))
@@ -419,9 +421,30 @@ def _doubts(row: CsvRow, model: Model) -> list[str]:
 
 
 def _not_modelled(said: Statements, accelerator: Accelerator) -> list[str]:
-    """Notes on what the row states and no prediction takes; the data sheet's power is nothing of the kind."""
-    usual = rf"power limit: .*\b{accelerator.tdp_w:.0f} ?w" if accelerator.tdp_w else r"(?!)"
-    return [note for note in said.not_modelled if not re.search(usual, note)]
+    """Notes on what the row states and no prediction takes; watts of a limit, or that there is none, are not such."""
+    usual = re.compile(rf"\b{accelerator.tdp_w:.0f} ?w" if accelerator.tdp_w else "(?!)")
+    is_read = any(m.number or m.polarity is Polarity.OFF for m in said.mentions("power_w"))
+    return [n for n in said.not_modelled if not n.startswith("a power limit") or not (is_read or usual.search(n))]
+
+
+def _power_limit(
+    row: CsvRow, said: Statements, accelerator: Accelerator, notes: list[str], *, is_measured: bool
+) -> float | None:
+    """The power limit of a device that the row states, in W; None where it is the usual one or cannot be costed.
+
+    is_measured: the rate of GEMMs under it is known.
+    """
+    usual_w, numbers = accelerator.tdp_w or 0.0, [m for m in said.mentions("power_w") if m.number]
+    of_run = [m for m in numbers if not m.is_generic] or numbers
+    stated = {float(m.number) for m in of_run} or {float(watts_of(row.text("gpu")) or usual_w)}
+    limit_w = stated.pop()
+    if stated or limit_w == usual_w:  # several: a contradiction, which has its note
+        return None
+    if not is_measured and power_assumptions().idle_ratio * usual_w < limit_w < usual_w:
+        return limit_w
+    why = "the measured rate of GEMMs has it in it" if is_measured else f"the usual one is {usual_w:g} W"
+    notes.append(f"a power limit of {limit_w:g} W: not used, {why}")
+    return None
 
 
 def _accelerator(name: str) -> Accelerator:

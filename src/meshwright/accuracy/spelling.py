@@ -1,7 +1,8 @@
 """Accelerators as tables spell them: "H100 SXM5 80GB", "8x NVIDIA A100-80G", "MI300X OAM".
 
 A part, its form and its memory are told apart. A spelling with a word that is none of these, with a form that the part
-is not known in, or with another memory, names no known accelerator: an H200 NVL is not an H200.
+is not known in, or with another memory, names no known accelerator: an H200 NVL is not an H200. Nor do the watts of a
+sibling: an H100 of 350 W may be the card.
 """
 
 from __future__ import annotations
@@ -40,11 +41,10 @@ def spelled(name: str) -> str | None:
     >>> spelled("8x NVIDIA H100 SXM5 80GB"), spelled("A100-40G"), spelled("H100 NVL 94 GB"), spelled("H200 NVL")
     ('h100', 'a100-40gb', 'h100-nvl', None)
     """
-    watts = _WATTS.search(name)
     text = re.sub(r"[^a-z0-9]+", " ", _COUNT.sub("", _WATTS.sub("", name).strip().lower())).strip()
-    if watts:  # a limit of power is another condition, and no part of the name
+    if watts := watts_of(name):  # a limit of power is another condition, and no part of the name
         found = spelled(_WATTS.sub("", name))
-        return found if found and entry(CatalogKind.ACCELERATOR, found).values.get("tdp_w") == int(watts[1]) else None
+        return None if found is None or _is_sibling(found, watts, has_memory=bool(_MEMORY.search(text))) else found
     if tpu := _TPU.fullmatch(text):
         return wordings()["accelerator"]["tpus"][tpu[1] or tpu[2]]
     noise, form_of = (wordings()["accelerator"][name] for name in ("noise", "forms"))
@@ -76,6 +76,16 @@ def catalogued(name: str) -> Accelerator | None:
         return None if known is None else catalog.accelerator(known)
 
 
+def watts_of(name: str) -> int | None:
+    """Limit of power that `name` states, in watts; None where it states none.
+
+    >>> watts_of("H100 SXM5 80GB (600W)"), watts_of("H100")
+    (600, None)
+    """
+    found = _WATTS.search(name)
+    return int(found[1]) if found else None
+
+
 def chips_of_slice(name: str) -> int | None:
     """Chips of the slice that `name` names; None where it names none.
 
@@ -84,6 +94,16 @@ def chips_of_slice(name: str) -> int | None:
     """
     found = _SLICE.search(name)
     return int(found[2]) // _CORES_A_CHIP.get(found[1].lower(), 1) if found else None
+
+
+def _is_sibling(name: str, watts: int, *, has_memory: bool) -> bool:
+    """True where `watts` are the usual limit of another part of the family, of any memory or of the stated one."""
+    usual_w = {n: entry(CatalogKind.ACCELERATOR, n).values.get("tdp_w") for n in accelerator_names()}
+    family = name.partition("-")[0]
+    return usual_w[name] != watts and any(
+        w == watts and n.partition("-")[0] == family and (not has_memory or _gigabytes(n) == _gigabytes(name))
+        for n, w in usual_w.items()
+    )
 
 
 def _gigabytes(name: str) -> int:

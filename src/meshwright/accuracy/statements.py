@@ -90,7 +90,8 @@ class Statements:
             ]
             if len(special) > 1 or (on and opposite):
                 values = sorted(special | {str(m.value) for m in (*on, *opposite)})
-                found.append(f"notes say {' and '.join(values)} of {switch}: {self.value(switch)} used")
+                used = "none" if (value := self.value(switch)) is None else value
+                found.append(f"notes say {' and '.join(values)} of {switch}: {used} used")
         return tuple(found)
 
     @property

@@ -75,7 +75,7 @@ def cluster_of(conditions: RunConditions) -> Cluster:
         devices_per_node=conditions.devices_per_node,
         num_nodes=conditions.num_nodes,
     )
-    return with_hardware(cluster, network=conditions.network) if conditions.network else cluster
+    return with_hardware(cluster, network=conditions.network or None, power_w=conditions.power_w)
 
 
 def tables_of(conditions: Sequence[RunConditions]) -> RunTables:

@@ -10,7 +10,7 @@ from meshwright.catalog.prices import power_assumptions
 from meshwright.catalog.reliability import failure_range
 from meshwright.catalog.stacks import stack_facts
 from meshwright.cost.rates import factors_of
-from meshwright.cost.uncertainty import BF16_GEMM
+from meshwright.cost.uncertainty import BF16_GEMM, POWER_LIMIT
 from meshwright.planner.request import PlanRequest
 
 
@@ -75,6 +75,8 @@ def input_meaning(name: str) -> str:
         return parameters[name].meaning
     if name == BF16_GEMM:
         return f"{parameters['gemm_ratio'].meaning}, for 16-bit GEMMs"
+    if name == POWER_LIMIT:
+        return "clock of matrix units under the stated power limit"
     return "unexplained error of the calibration's fit"
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from math import exp, log
 from statistics import median
+from typing import Any
 
 from meshwright.catalog.accelerators import accelerator
 from meshwright.catalog.entries import DATA, by_name
@@ -27,7 +30,7 @@ class Price:
 
 @dataclass(frozen=True, kw_only=True)
 class PowerAssumptions:
-    """Assumptions that turn a device's power into a cluster's. None was measured, and `tier` says so.
+    """Assumptions that turn a device's power into a cluster's: not measured but for `capped`, as `tier` says.
 
     A node draws `num_devices * device power * (1 + node_overhead_ratio)`, the building that times `pue`.
     """
@@ -36,7 +39,26 @@ class PowerAssumptions:
     node_overhead_ratio: float  # processors, memory, network cards and fans over the devices' power
     pue: float  # power usage effectiveness of the building
     tier: Tier
+    capped: tuple[Mapping[str, Any], ...]  # rates of GEMMs under two power limits (`power.toml`)
     sources: dict[str, str]
+
+    def power_left(self, *, tdp_w: float, limit_w: float) -> float:
+        """Share of the dynamic range of a device's power that a limit leaves."""
+        return (limit_w - self.idle_ratio * tdp_w) / (tdp_w - self.idle_ratio * tdp_w)
+
+    def clock_under(self, *, tdp_w: float, limit_w: float) -> tuple[float, float]:
+        """(clock under a power limit over the usual one, half of the 80 % interval of its logarithm).
+
+        Dynamic power is C V^2 f. The voltage V follows the clock f down to a floor, so that a share x of the power
+        leaves a clock between x, at the floor, and x^(1/3): the interval. The value is x^(1/k) with the median k of
+        `capped`. Work that fills the matrix units is taken to draw all of the usual limit.
+        """
+        exponents = [
+            log(self.power_left(tdp_w=one["from_w"], limit_w=one["to_w"])) / log(one["rate_ratio"])
+            for one in self.capped
+        ]
+        left = log(self.power_left(tdp_w=tdp_w, limit_w=limit_w))
+        return exp(left / median(exponents)), -left * (1 - 1 / 3) / 2
 
 
 @cache
@@ -139,4 +161,4 @@ def _median(offers: list[Price]) -> Price:
 def power_assumptions() -> PowerAssumptions:
     """The power assumptions that apply when the user states none."""
     values = toml_table(DATA / "power.toml")
-    return PowerAssumptions(**{**values, "tier": Tier[values["tier"].upper()]})
+    return PowerAssumptions(**{**values, "tier": Tier[values["tier"].upper()], "capped": tuple(values["capped"])})

@@ -114,6 +114,7 @@ class DeviceFacts(Table):
     matrix_share: Array = 1.0  # matrix rate of a compute unit over the one that attention's ratios belong to
     exponential_share: Array = 0.25  # cycles of attention's exponentials over those of its GEMMs, heads of 128, forward
     unit_pace: Array = 0.0  # seconds through ports of compute units over those of memory (`cost.unit_ports`)
+    clock_width: Array = 0.0  # `Accelerator.clock_width`
     scan_pace: Array = 1.0  # seconds of a state-space scan's bytes over those at the memory's bandwidth
 
 

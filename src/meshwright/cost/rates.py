@@ -222,11 +222,12 @@ def system_facts(
     accelerator, facts = cluster.accelerator, stack_facts(stack.framework)
     precision = multiplied_on(accelerator, precision)
     features = features_of(stack, accelerator, precision=precision.name)
-    peaks = accelerator.peak_flops_per_s
+    peaks = accelerator.limited_flops_per_s
     return SystemFacts(
         matmul_format=precision.matmul,
         matmul_flops_per_s=peaks[precision.matmul],
         bf16_flops_per_s=peaks.get("bf16", peaks[precision.matmul]),
+        clock_width=accelerator.clock_width,
         memory_bytes_per_s=accelerator.memory_bytes_per_s,
         memory_bytes=accelerator.memory_bytes,
         num_units=accelerator.num_compute_units,

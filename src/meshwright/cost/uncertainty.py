@@ -15,11 +15,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from meshwright.arrays import Array
 from meshwright.calibration.parameters import Calibration, Factors
 from meshwright.cost.tables import ModelTable
 
 Z80 = 1.2815515655446004
 DERIVATIVE_STEP = 0.02
+POWER_LIMIT = "power_limit"
+"""The variance that the clock under a stated power limit gives, as if the whole step followed it."""
 BF16_GEMM = "bf16_gemm_ratio"
 """`gemm_ratio` of 16-bit GEMMs: the same parameter for another number format."""
 
@@ -64,12 +67,18 @@ def log_variances(
     factors: Sequence[Factors],
     *,
     kinds: NDArray[np.str_],
+    clock_width: Array = 0.0,
 ) -> dict[str, NDArray[np.float64]]:
-    """Variance of log step time by where it comes from: each parameter, and "unexplained". `kinds`: of `kinds_of`."""
+    """Variance of log step time by where it comes from: each parameter, and "unexplained". `kinds`: of `kinds_of`.
+
+    clock_width: half of the 80 % interval of the log clock under a power limit, 0 without one.
+    """
     sds = [calibration.sds(f) for f in factors]
     strange = _by_kind(calibration.stranger_sd, kinds, default={"dense": 0.0, "moe": 0.0})
     parts = {"unexplained": _by_kind(calibration.residual_sd, kinds, default={"dense": 0.10, "moe": 0.15}) ** 2}
     parts["unexplained"] += strange**2
+    if np.any(clock_width):
+        parts[POWER_LIMIT] = np.atleast_1d(np.square(clock_width / Z80))
     for name, slope in slopes.items():
         sd = np.array([s["gemm_ratio" if name == BF16_GEMM else name] for s in sds])
         parts[name] = (slope * sd) ** 2

@@ -131,7 +131,7 @@ class Peaks:
 def peaks_of(systems: Sequence[Served]) -> Peaks:
     """Dense peaks of the format that the GEMMs run in, of 16 bits, and of memory."""
     devices = [s.cluster.accelerator for s in systems]
-    peaks = [d.peak_flops_per_s for d in devices]
+    peaks = [d.limited_flops_per_s for d in devices]
     gemm = [p[computed_in(s.weights, d)] for p, s, d in zip(peaks, systems, devices, strict=True)]
     return Peaks(
         gemm=np.array(gemm),

@@ -95,6 +95,8 @@ def predict_points(points: Sequence[PointConditions], calibration: ServingCalibr
     value = np.exp(log_values(x))
     scales = np.array([calibration.scale_of(interval_group(p)) for p in points])
     spread = spread_of(derivatives(log_values, x), covariance, calibration, scales=scales)
+    clock_width = np.array([p.served.cluster.accelerator.clock_width for p in points])
+    spread = np.exp(np.hypot(np.log(spread), clock_width))
     return ServingPredictions(value=value, low=value / spread, high=value * spread)
 
 

@@ -85,9 +85,9 @@ def owned(terms: Ownership, device: Accelerator, **changes: Any) -> HourPrice:
 
 
 def facility_w(device: Accelerator) -> float:
-    """Power at the building's meter of one serving device: its design power, the node's share, and the building's."""
-    power = power_assumptions()
-    return (device.tdp_w or 0.0) * (1 + power.node_overhead_ratio) * power.pue
+    """Power at the building's meter of one serving device: its power limit, the node's share, and the building's."""
+    power, usual = power_assumptions(), device.tdp_w or 0.0
+    return ((device.power_w or usual) + usual * power.node_overhead_ratio) * power.pue
 
 
 @dataclass(frozen=True, kw_only=True)

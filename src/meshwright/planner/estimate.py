@@ -162,7 +162,8 @@ def steps_and_variances(
         return np.log(steps_at(etas, bf16).step_s)
 
     slopes = derivatives(log_step, etas, bf16)
-    variances = log_variances(slopes, calibration, [factors], kinds=np.atleast_1d(kinds_of(request.model_table)))
+    kinds = np.atleast_1d(kinds_of(request.model_table))
+    variances = log_variances(slopes, calibration, [factors], kinds=kinds, clock_width=facts.clock_width)
     return steps_at(etas, bf16), variances
 
 

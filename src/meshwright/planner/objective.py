@@ -142,9 +142,10 @@ def _power(accelerator: Accelerator) -> PowerModel | None:
     if accelerator.tdp_w is None:
         return None
     assumed = power_assumptions()
-    return power_model(
+    usual = power_model(
         tdp_w=accelerator.tdp_w,
         idle_ratio=assumed.idle_ratio,
         node_overhead_ratio=assumed.node_overhead_ratio,
         pue_ratio=assumed.pue,
     )
+    return replace(usual, tdp_w=accelerator.power_w or accelerator.tdp_w)

@@ -173,7 +173,9 @@ def _replaced(mapping: Any, path: tuple[str, ...], value: Any, label: str, depth
     return mapping | {head: _replaced({} if below is None else below, path, value, label, depth + 1)}
 
 
-_NAMED_CLUSTER_KEYS = ("name", "accelerator", "fabric", "network", "oversubscription", "device_memory", "host_memory")
+_NAMED_CLUSTER_KEYS = (
+    "name", "accelerator", "fabric", "network", "oversubscription", "device_memory", "host_memory", "power_w",
+)  # fmt: skip
 """Keys that a cluster with a name may have."""
 
 

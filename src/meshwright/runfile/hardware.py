@@ -5,6 +5,7 @@
     accelerator: ./my.toml        the accelerator `my` of a user's file (`accelerator_file`)
     device_memory: 40GiB          a partition of a device, or what others leave of it
     host_memory: 2TB              of a node, which offloaded tensors may fill
+    power_w: 500                  limit of a device below its usual one, which lowers the clock of its matrix units
 
 Everything else of the cluster, its scale-up links among them, is the catalogue's.
 """
@@ -21,6 +22,7 @@ from meshwright.calibration.collectives import constants_for
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.interconnects import network_kinds
 from meshwright.catalog.joint_clusters import joined
+from meshwright.catalog.prices import power_assumptions
 from meshwright.errors import nearest
 from meshwright.runfile.problems import BelowError
 from meshwright.specs.hardware import Accelerator, Cluster, Fabric
@@ -114,6 +116,7 @@ def with_hardware(
     oversubscription: float | None = None,
     device_memory: str | None = None,
     host_memory: str | None = None,
+    power_w: float | None = None,
 ) -> Cluster:
     """Return the cluster, which is on the `fabric` that a run names, with what else it states; None: the catalogue's.
 
@@ -122,7 +125,7 @@ def with_hardware(
     if cluster.parts:
         given = {
             "fabric": fabric, "network": network, "oversubscription": oversubscription,
-            "device_memory": device_memory, "host_memory": host_memory,
+            "device_memory": device_memory, "host_memory": host_memory, "power_w": power_w,
         }  # fmt: skip
         return joined(tuple(with_hardware(part, **given) for part in cluster.parts))
     stated, links, accelerator = [*cluster.stated], cluster.fabric, cluster.accelerator
@@ -153,8 +156,28 @@ def with_hardware(
             )
         cluster = replace(cluster, host_memory_bytes=size)
         stated.append(f"{format_bytes(size)} of memory a host")
+    if power_w is not None and power_w != accelerator.tdp_w:
+        accelerator = _limited(accelerator, power_w)
+        clock = f"matrix units at {100 * accelerator.clock_ratio:.0f} % of their usual clock"
+        stated.append(f"a power limit of {power_w:g} W a device ({clock})")
     states_network = network is not None or oversubscription is not None
     return replace(cluster, fabric=links, accelerator=accelerator, stated=tuple(stated), states_network=states_network)
+
+
+def _limited(accelerator: Accelerator, power_w: float) -> Accelerator:
+    """The accelerator under a power limit, with what this leaves of its clock."""
+    power, usual_w = power_assumptions(), accelerator.tdp_w
+    if usual_w is None:
+        message = f"is stated of a device whose usual limit is not known: {accelerator.name}"
+        raise BelowError("power_w", message, got=power_w, hint="state tdp_w in a file of the accelerator")
+    least_w = power.idle_ratio * usual_w
+    if not least_w < power_w < usual_w:
+        raise BelowError(
+            "power_w", f"is no power limit of {accelerator.name}", got=f"{power_w:g} W",
+            allowed=f"above {least_w:g} W (idle), to {usual_w:g} W (the usual limit)",
+        )  # fmt: skip
+    ratio, width = power.clock_under(tdp_w=usual_w, limit_w=power_w)
+    return replace(accelerator, power_w=power_w, clock_ratio=ratio, clock_width=width)
 
 
 def with_network(fabric: Fabric, network: NodeNetwork, *, devices_per_node: int) -> Fabric:

@@ -105,6 +105,7 @@ class StatedHardware:
     oversubscription: Annotated[float, Limits(ge=1, le=1000)] | None = None
     device_memory: Annotated[str | None, Spelled(_quantity)] = None
     host_memory: Annotated[str | None, Spelled(_quantity)] = None
+    power_w: Annotated[float, Limits(gt=0, le=1e6)] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -39,6 +39,9 @@ class Accelerator:
     matrix_unit_width: int = 0  # rows and columns of its systolic arrays; 0: it has none
     jax_devices: int = 1  # that JAX shows for one device
     tdp_w: float | None = None
+    power_w: float | None = None  # limit below `tdp_w` that a run states; None: the usual one
+    clock_ratio: float = 1.0  # of matrix units under `power_w`, against the usual limit
+    clock_width: float = 0.0  # half of the 80 % interval of its logarithm
     host_bytes_per_s: float = 32e9  # host link, one direction
     scale_up_domain: int = 8  # devices joined by the scale-up link of the usual system
     scale_up_bytes_per_s: float = 0.0  # one direction per device, all links together
@@ -47,6 +50,11 @@ class Accelerator:
     aliases: tuple[str, ...] = ()
     driver_names: tuple[str, ...] = ()
     sources: dict[str, str] = field(default_factory=dict)  # field name -> where its value comes from
+
+    @property
+    def limited_flops_per_s(self) -> dict[str, float]:
+        """The peaks at the clock that the power limit leaves."""
+        return {name: peak * self.clock_ratio for name, peak in self.peak_flops_per_s.items()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -406,22 +406,6 @@ def test_a_name_that_no_row_has_is_known_without_reading_them():
     assert len(other_names) > 50
 
 
-@pytest.mark.parametrize(
-    ("note", "listed"),
-    [
-        ("700 W", ()),  # the data sheet's
-        ("700 W TDP", ()),
-        ("500 W GPUs", ("a power limit: not modelled (500 w)",)),
-        ("power limited", ("a power limit: not modelled (power limited)",)),
-        ("power limited to 550 W", ("a power limit: not modelled (power limited to 550 w)",)),
-    ],
-)
-def test_power_below_the_data_sheets_is_listed(read_one: ReadOne, note: str, listed: tuple[str, ...]) -> None:
-    run = read_one(notes=note)
-    assert run.unread == ()
-    assert tuple(assumption for assumption in run.assumed if "power" in assumption) == listed
-
-
 FP32 = {"gpu": "A100-SXM-80GB", "model": "LLAMA3.1-8B", "framework": "torchtitan", "precision": "fp32"}
 """A100 multiplies 19.5 TFLOP/s in fp32 and 156 in TF32: about 370 and 3,000 tokens/s of this model."""
 

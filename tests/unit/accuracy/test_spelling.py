@@ -29,7 +29,10 @@ def test_parts_forms_and_memory_are_told_apart():
             ("A100 PCIe 40GB", None),
             ("GH200 480GB", None),
             ("H100 SXM5 (700W)", "h100"),
-            ("H100 SXM5 (500W)", None),  # another limit of power, which the name does not change
+            ("H100 SXM5 (600W)", "h100"),  # its limit of power is a condition
+            ("H100 (350W)", None),  # may be the card
+            ("H100 SXM5 80GB (500W)", "h100"),
+            ("H100 SXM5 (500W)", None),  # or the part with 96 GB
             ("GH200 144G", None),
             ("B200 NVL", None),
             ("H100-SXM5-80GB", "h100"),

@@ -1,4 +1,5 @@
 import re
+from math import log
 
 import pytest
 from tests.every_member import check_every
@@ -57,6 +58,17 @@ def test_unknown_price_asks_for_one():
 def test_price_of_an_unknown_device_is_an_unknown_device():
     with pytest.raises(UnknownNameError):
         price_per_device_hour("h1000")
+
+
+def test_the_clock_under_a_power_limit_agrees_with_every_measured_one():
+    power = power_assumptions()
+    for one in power.capped:
+        clock, width = power.clock_under(tdp_w=one["from_w"], limit_w=one["to_w"])
+        assert abs(log(one["rate_ratio"] / clock)) < width, one["chip"]
+        assert one["source"]
+    clock, width = power.clock_under(tdp_w=700, limit_w=699.9)
+    assert clock == pytest.approx(1, abs=1e-3)
+    assert width == pytest.approx(0, abs=1e-3)
 
 
 def test_power_assumptions_are_plausible_and_called_guesses():

@@ -13,6 +13,8 @@ from meshwright.catalog import lookup as catalog
 from meshwright.catalog.interconnects import network_kinds
 from meshwright.cost.rates import factors_of
 from meshwright.errors import InputError, RunFileError
+from meshwright.planner.estimate import estimate_plan
+from meshwright.planner.objective import goal_for
 from meshwright.planner.request import request_for
 from meshwright.planner.scaling import resized
 from meshwright.planner.search import search
@@ -20,8 +22,8 @@ from meshwright.runfile import document, schema
 from meshwright.runfile.fields import keys_of
 from meshwright.runfile.hardware import read_network
 from meshwright.specs.hardware import Cluster
-from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run
+from meshwright.specs.plan import Plan, Sharding
+from meshwright.specs.run import Objective, Run
 
 TEXT = """\
 model: llama3.1-8b
@@ -132,6 +134,34 @@ def test_a_host_has_the_memory_of_its_share_of_the_usual_system_or_what_is_state
     assert catalog.joint_cluster("h100-8x1+v100-8x1").host_bytes_per_device is None
 
 
+def test_a_power_limit_lowers_the_clock_and_widens_the_interval():
+    def of(watts: float) -> tuple[float, float, float]:
+        request = request_for(run_with(power_w=watts))
+        found = estimate_plan(request, Plan(data_shard=32, sharding=Sharding.PARAMETERS))
+        tokens = found.step.tokens_per_s_per_device
+        assert found.step.mfu.value / tokens.value == pytest.approx(usual.step.mfu.value / usual_rate.value)
+        return tokens.value, tokens.high / tokens.value, request.cluster.accelerator.clock_ratio
+
+    usual = estimate_plan(request_for(run_with()), Plan(data_shard=32, sharding=Sharding.PARAMETERS))
+    usual_rate = usual.step.tokens_per_s_per_device
+    assert of(700) == (usual_rate.value, usual_rate.high / usual_rate.value, 1.0)
+    assert cluster_with(power_w=700) == catalog.cluster("h100-8x4")
+    rates, widths, clocks = zip(*map(of, (600, 500, 400, 300)), strict=True)
+    assert sorted((usual_rate.value, *rates), reverse=True) == [usual_rate.value, *rates]
+    assert list(widths) == sorted(widths)
+    for clock, rate, watts in zip(clocks, rates, (600, 500, 400, 300), strict=True):
+        left = (watts - 105) / (700 - 105)
+        assert left < clock < left ** (1 / 3)
+        assert clock < rate / usual_rate.value < 1  # memory and network stay
+    stated = "a power limit of 500 W a device (matrix units at 80 % of their usual clock)"
+    assert cluster_with(power_w=500).stated == (stated,)
+
+
+def test_under_a_power_limit_the_device_draws_less_and_the_rest_of_its_node_as_much():
+    powers = [goal_for(Objective.ENERGY, cluster=cluster_with(power_w=watts)).power for watts in (700, 500)]
+    assert [(p.idle_w, p.node_w, p.tdp_w) for p in powers if p] == [(105, 280, 700), (105, 280, 500)]
+
+
 def test_both_parts_of_a_cluster_have_what_is_stated():
     cluster = cluster_with("h100-8x2+h200-8x2", network="100Gb/s RoCE", device_memory="40GB")
     assert cluster.name == "h100-8x2+h200-8x2"
@@ -180,6 +210,8 @@ def test_nonsense_is_refused_with_what_is_allowed():
             ("cluster.device_memory=40", "no size", "got '40'", "as in 40GiB"),
             ("cluster.device_memory=40Gb", "no size"),
             ("cluster.host_memory=2", "no size of a host's memory", "got '2'", "as in 2TB"),
+            ("cluster.power_w=800", "no power limit of h100", "got '800 W'", "above 105 W (idle), to 700 W"),
+            ("cluster.power_w=105", "no power limit of h100"),
             ("cluster.host_memory=0GB", "no size of a host's memory"),
             ("cluster.device_memory=0GiB", "above 0, to 79.6 GiB"),
             ("cluster.device_memory=96GB", "to 79.6 GiB", "hint: h100-nvl has the same die and 93.6 GiB"),
@@ -192,7 +224,7 @@ def test_nonsense_is_refused_with_what_is_allowed():
 
 
 def test_a_written_run_file_says_it(tmp_path):
-    run = run_with(network="4x100Gb/s RoCE", device_memory="40GiB")
+    run = run_with(network="4x100Gb/s RoCE", device_memory="40GiB", power_w=500)
     runfile.pin_plan(run, Plan(data_shard=32), tmp_path / "pinned.yaml")
     again = runfile.load(tmp_path / "pinned.yaml")
     assert again.cluster == run.cluster
