@@ -42,10 +42,6 @@ class PowerAssumptions:
     capped: tuple[Mapping[str, Any], ...]  # rates of GEMMs under two power limits (`power.toml`)
     sources: dict[str, str]
 
-    def power_left(self, *, tdp_w: float, limit_w: float) -> float:
-        """Share of the dynamic range of a device's power that a limit leaves."""
-        return (limit_w - self.idle_ratio * tdp_w) / (tdp_w - self.idle_ratio * tdp_w)
-
     def clock_under(self, *, tdp_w: float, limit_w: float) -> tuple[float, float]:
         """(clock under a power limit over the usual one, half of the 80 % interval of its logarithm).
 
@@ -53,12 +49,13 @@ class PowerAssumptions:
         leaves a clock between x, at the floor, and x^(1/3): the interval. The value is x^(1/k) with the median k of
         `capped`. Work that fills the matrix units is taken to draw all of the usual limit.
         """
-        exponents = [
-            log(self.power_left(tdp_w=one["from_w"], limit_w=one["to_w"])) / log(one["rate_ratio"])
-            for one in self.capped
-        ]
-        left = log(self.power_left(tdp_w=tdp_w, limit_w=limit_w))
-        return exp(left / median(exponents)), -left * (1 - 1 / 3) / 2
+
+        def power_left(usual_w: float, limit_w: float) -> float:
+            return log((limit_w - self.idle_ratio * usual_w) / (usual_w - self.idle_ratio * usual_w))
+
+        k = median(power_left(one["from_w"], one["to_w"]) / log(one["rate_ratio"]) for one in self.capped)
+        left = power_left(tdp_w, limit_w)
+        return exp(left / k), -left * (1 - 1 / 3) / 2
 
 
 @cache

@@ -59,14 +59,6 @@ class RunEnergy:
         return self.facility_j / (1000 * JOULE_PER_KWH)
 
 
-def power_model(*, tdp_w: Array, idle_ratio: Array, node_overhead_ratio: Array, pue_ratio: Array) -> PowerModel:
-    """A `PowerModel` from ratios to the design power, as the catalogue states its assumptions.
-
-    The rest of the node is taken as constant: `node_overhead_ratio` of the device's design power.
-    """
-    return PowerModel(idle_w=idle_ratio * tdp_w, tdp_w=tdp_w, node_w=node_overhead_ratio * tdp_w, pue_ratio=pue_ratio)
-
-
 def activity_ratio(*, components_s: Mapping[str, Array], intensity_ratio: Mapping[str, float]) -> Array:
     """Mean activity of a step: time-weighted mean of the intensity of its components.
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from meshwright.arrays import Array, FloatArray
 from meshwright.catalog.prices import power_assumptions, price_per_device_hour
-from meshwright.cost.energy import PowerModel, activity_ratio, facility_power_w, power_model
+from meshwright.cost.energy import PowerModel, activity_ratio, facility_power_w
 from meshwright.cost.step import StepTable
 from meshwright.errors import InputError, UnknownNameError
 from meshwright.specs.hardware import Accelerator, Cluster
@@ -139,13 +139,13 @@ def _catalogue_price(accelerator: str) -> float:
 
 
 def _power(accelerator: Accelerator) -> PowerModel | None:
-    if accelerator.tdp_w is None:
+    """Power of a device up to its limit; the rest of the node, which is constant, is of the usual limit."""
+    usual_w, assumed = accelerator.tdp_w, power_assumptions()
+    if usual_w is None:
         return None
-    assumed = power_assumptions()
-    usual = power_model(
-        tdp_w=accelerator.tdp_w,
-        idle_ratio=assumed.idle_ratio,
-        node_overhead_ratio=assumed.node_overhead_ratio,
+    return PowerModel(
+        idle_w=assumed.idle_ratio * usual_w,
+        tdp_w=accelerator.power_w or usual_w,
+        node_w=assumed.node_overhead_ratio * usual_w,
         pue_ratio=assumed.pue,
     )
-    return replace(usual, tdp_w=accelerator.power_w or accelerator.tdp_w)

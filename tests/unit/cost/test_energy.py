@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from meshwright.cost.energy import PowerModel, activity_ratio, device_power_w, facility_power_w, power_model, run_energy
+from meshwright.cost.energy import PowerModel, activity_ratio, device_power_w, facility_power_w, run_energy
 from meshwright.errors import InputError
 from meshwright.units import HOUR_S
 
@@ -16,11 +16,6 @@ def test_a_full_node_draws_what_was_measured():
     """8 H100 near full use: 8.4 kW at the node (Latif et al., arXiv 2412.08602)."""
     node = PowerModel(idle_w=100.0, tdp_w=700.0, node_w=350.0, pue_ratio=1.0)
     assert facility_power_w(power=node, activity_ratio=1.0, num_devices=8) == pytest.approx(8400)
-
-
-def test_power_from_ratios_to_the_design_power():
-    ratios = {"idle_ratio": 1 / 7, "node_overhead_ratio": 0.5, "pue_ratio": 1.1}
-    assert power_model(tdp_w=700.0, **ratios) == H100
 
 
 def test_activity_weighs_components_by_time():
