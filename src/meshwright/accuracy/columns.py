@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from meshwright.accuracy.csvfile import Column, CsvRow
@@ -74,6 +75,10 @@ def with_switches_as_notes(row: CsvRow) -> CsvRow:
     the framework and its version ("2025-09, no compile").
     """
     others = {name: cell for name, cell in row.cells.items() if name and name not in shipped_columns()}
+    for name, cell in others.items():  # a second column of one meaning, where the first is empty
+        known = _known_as(name)
+        if cell and known and known == Column(name=known.name) and not row.text(known.name):
+            row = replace(row, cells=row.cells | {known.name: cell})
     stated = [f"{name}: {cell}" for name, cell in others.items() if _states(name, cell)]
     software = re.split(_SEPARATORS, f"{row.text('framework')}; {row.text('framework_version')}")
     stated += [text.strip() for text in software if _switches(text)]
@@ -99,6 +104,7 @@ def _unit(column: Column) -> str:
     return "" if column.scale == 1.0 else f" (times {column.scale:g})"
 
 
+@cache
 def _known_as(name: str) -> Column | None:
     word = re.sub(r"[^a-z0-9]+", "_", name.lower().replace("%", " percent ")).strip("_")
     plain = word

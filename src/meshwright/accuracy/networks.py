@@ -11,7 +11,7 @@ A part of the text about links inside a node, storage or management is left out.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshwright.accuracy.csvfile import CsvRow
 from meshwright.accuracy.shipped import wordings
@@ -42,6 +42,8 @@ _OF_NODE = re.compile(_OF + r"(?:compute )?(?:nodes?|servers?|hosts?|machines?|i
 _OF_DEVICE = re.compile(_OF + r"(?:gpus?|devices?|accelerators?|gcds?|chips?)\b", re.IGNORECASE)
 _PORT = re.compile(r"\b(?:nics?|hcas?|ports?|rails?|cards?|adapters?)\b", re.IGNORECASE)
 _OF_DEVICES = re.compile(r"(?:per|for|shared by) (\d+) (?:gpus|devices|accelerators)\b", re.IGNORECASE)
+_LABELS = ("", "network:", "net:", "interconnect:", "inter node:")
+_LABEL = re.compile(r"^(?:net|network|compute|interconnect|inter-?node):\s*", re.IGNORECASE)
 _TAPERED = re.compile(r"over-?subscri|\btaper", re.IGNORECASE)
 _KNOWN = re.compile(r"dgx|superpod|default|not stated|grand teton|omni-path|slingshot|rdma|in paper|frontier", re.I)
 _NETWORK = re.compile(r"\bnics?\b|\bhcas?\b|network|inter-?connect|inter-?node|slingshot|omni-path|\brdma\b", re.I)
@@ -86,7 +88,7 @@ def read_network_of(row: CsvRow, fabric: Fabric, *, devices_per_node: int) -> St
     fabric: of the system on which the row runs by default; gives what the row leaves open.
     """
     column = [(text, True) for text in _parts(row.text("interconnect"))]
-    note = [(text, False) for text in _parts(row.text("notes"), network_only=True)]
+    note = [(text, False) for text in _parts(f"{row.text('notes')}; {row.text('gpu')}", network_only=True)]
     found = [(text, own, part) for text, own in (*column, *note) if (part := _read(text, fabric, devices_per_node))]
     read = {text for text, _, _ in found}
     unread = tuple(
@@ -95,6 +97,8 @@ def read_network_of(row: CsvRow, fabric: Fabric, *, devices_per_node: int) -> St
     rated = [part for _, _, part in found if part.gbit]
     best = max(rated, key=lambda part: part.ports * part.gbit, default=None)
     kinds = {part.kind for _, _, part in found if part.kind}
+    if best is not None and not best.kind and len(kinds) == 1:
+        best = replace(best, kind=next(iter(kinds)))
     if best is None and len(kinds) > 1:
         return StatedNetwork(unread=(*unread, f"interconnect: {' or '.join(sorted(kinds))}"))
     if best is None:
@@ -109,7 +113,7 @@ def read_network_of(row: CsvRow, fabric: Fabric, *, devices_per_node: int) -> St
         text=text if changes else "",
         assumed=(*assumed, *filter(None, [best.assumed])) if changes else (),
         unread=unread,
-        read=tuple(f"{label}{plain(text)}" for text, own, _ in found if not own for label in ("", "network:", "net:")),
+        read=tuple(f"{label}{plain(text)}" for text, own, _ in found if not own for label in _LABELS),
     )
 
 
@@ -122,15 +126,30 @@ def links_of(row: CsvRow) -> str:
 def _parts(text: str, *, network_only: bool = False) -> list[str]:
     """Parts of `text` that may speak of the network between nodes."""
     text = _GIGABIT.sub(r"\1Gb", text)
-    parts = [part.strip(" .") for part in _PARTS.split(text)]
+    clauses = [clause.strip(" .") for clause in re.split(r";|\n|\|", text)]
+    parts = [
+        part.strip(" .")
+        for clause in clauses
+        for part in ([clause] if _is_one(clause, labelled=network_only) else _PARTS.split(clause))
+    ]
     parts = [p for p in parts if not network_only or _NETWORK.search(p) or _kind(p)]
-    parts = [re.sub(r"^(?:net|network|compute):\s*", "", part, flags=re.IGNORECASE) for part in parts]
+    parts = [_LABEL.sub("", part) for part in parts]
     return [part for part in parts if re.search(r"\w", part) and not _OTHER_LINKS.search(part)]
 
 
+def _is_one(clause: str, *, labelled: bool) -> bool:
+    """True where a clause describes one network, whatever commas it has: "RoCE, 4 NICs of 100 Gb/s"."""
+    if _OTHER_LINKS.search(clause) or (labelled and not _LABEL.match(clause)):
+        return False
+    return len(_RATE.findall(clause)) <= 1 and len(_kinds(clause)) <= 1
+
+
 def _kind(text: str) -> str:
-    listed = wordings()["network_kind"]
-    return next((entry["name"] for entry in listed if re.search(entry["say"], text, re.IGNORECASE)), "")
+    return next(iter(_kinds(text)), "")
+
+
+def _kinds(text: str) -> list[str]:
+    return [one["name"] for one in wordings()["network_kind"] if re.search(one["say"], text, re.IGNORECASE)]
 
 
 def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
@@ -146,9 +165,12 @@ def _read(text: str, fabric: Fabric, devices_per_node: int) -> _Part | None:
     if kind == "Ethernet" and gbit > _FASTEST_TCP:
         kind = "RoCE"
     count = int(next(filter(None, counted.groups()))) if counted else 0
+    rate = _RATE.search(text)
+    if rate and counted and counted["of"] and _OF_NODE.search(text[rate.end() : counted.start()]):
+        gbit /= count  # "400 Gb/s per node (4 NICs)"
     if not MIN_BYTES_PER_S <= max(count, 1) * gbit / 8 * 1e9 <= MAX_BYTES_PER_S:
         return None
-    if counted and _OF_NODE.search(text) and "(" in text[counted.end() : _start(text)]:
+    if counted and _OF_NODE.search(text) and "(" in text[counted.end() : rate.start() if rate else 0]:
         count = 0  # "4x HDR (800 Gb/s per node)"
     if group := _OF_DEVICES.search(text):
         return _Part(ports=max(1, max(count, 1) * devices_per_node // int(group[1])), gbit=gbit, kind=kind)
@@ -172,11 +194,6 @@ def _gbit(text: str) -> float:
         return float(found["number"].replace(",", "")) * (1000 if unit[0] == "T" else 1) * (8 if found["bytes"] else 1)
     listed = wordings()["infiniband"]
     return next((one["gbit"] for one in listed if re.search(rf"\b(?:{one['say']})\b", text, re.IGNORECASE)), 0.0)
-
-
-def _start(text: str) -> int:
-    found = _RATE.search(text)
-    return found.start() if found else 0
 
 
 def _ports(fabric: Fabric, devices_per_node: int) -> int:

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from meshwright.accuracy.csvfile import CsvRow
@@ -89,18 +90,21 @@ def with_rate(row: CsvRow) -> tuple[CsvRow, list[str]]:
     """`row` with its tokens per second and device, where it states another unit and what to convert it with."""
     if row.text("tok_s_gpu_best"):
         return row, []
-    devices, per_node, seq_len = row.count("num_gpus"), row.count("gpus_per_node"), row.count("seq_len")
     if not row.text("step_time_s") and (steps := row.number("steps_per_s_of_all")):
         return replace(row, cells=row.cells | {"step_time_s": repr(1 / steps)}), [f"{1 / steps:.4g} s a step"]
-    owners = {"device": 1, "node": per_node, "all": devices}
-    for owner, number in owners.items():
-        tokens = row.number(f"tokens_per_s_of_{owner}")
-        sequences = row.number(f"sequences_per_s_of_{owner}") or (
-            row.number("samples_per_s") if owner == "all" else None
-        )
-        rate = tokens or (sequences * seq_len if sequences and seq_len else None)
-        if rate and number:
-            unit = f"{tokens:,g} tokens/s" if tokens else f"{sequences:,g} samples/s"
-            note = f"rate from {unit} of {'a device' if owner == 'device' else f'{number} devices'}"
-            return replace(row, cells=row.cells | {"tok_s_gpu_best": repr(rate / number)}), [note]
+    for rate, _, unit in stated_rates(row):
+        return replace(row, cells=row.cells | {"tok_s_gpu_best": repr(rate)}), [f"rate from {unit}"]
     return row, []
+
+
+def stated_rates(row: CsvRow) -> Iterator[tuple[float, float, str]]:
+    """(tokens/s per device, relative error of cut digits, how it is printed) of each rate in other units."""
+    seq_len, per_node, num_devices = row.count("seq_len"), row.count("gpus_per_node"), row.count("num_gpus")
+    for owner, devices in (("device", 1), ("node", per_node), ("all", num_devices)):
+        of = "a device" if owner == "device" else f"{devices} devices"
+        sequences = f"sequences_per_s_of_{owner}"
+        sequences = "samples_per_s" if owner == "all" and not row.number(sequences) else sequences
+        for column, unit, tokens in ((f"tokens_per_s_of_{owner}", "tokens/s", 1), (sequences, "samples/s", seq_len)):
+            if (value := row.number(column)) and tokens and devices:
+                digits = len(row.text(column).partition(".")[2])
+                yield value * tokens / devices, 1 / 10**digits / value, f"{value:,g} {unit} of {of}"

@@ -57,9 +57,14 @@ def read_recompute(
         own = own_defaults(stack.framework, stack.vintage, model.name, is_split=is_split)
         text = software.recipe_recompute or own.get("recompute", "")
         notes.append(f"recomputation {text}, the recipe of {software.title}" if text else NO_RECOMPUTATION)
+    if _SELECTIVE.fullmatch(text) and not software.recipe_recompute:
+        own = own_defaults(software.stack.framework, software.stack.vintage, "", is_split=is_split)
+        text = usual if re.search("selective|sac", usual := own.get("recompute", "")) else text
     return _from_text(row, text, model.num_layers, notes)
 
 
+_SELECTIVE = re.compile(r"selective(?: (?:ac|sac|re-?comput\w+|(?:activation )?checkpoint\w*))?|selective modules=\[\]")
+"""Words that leave open what is recomputed: what the framework's own configurations have then."""
 _OPEN_SHARE = re.compile(r"(?:fraction|share|number) .*not stated|(?:unknown|unstated) (?:fraction|share|number)")
 """Words of a row that recomputes whole layers, and does not say how many."""
 LAYERS_OF_FLOPS = "recomputed layers by the hardware FLOPs that the row prints over the model's"

@@ -45,10 +45,6 @@ from meshwright.specs.model import AttentionKind, Model
 from meshwright.specs.model_parts import uncalibrated
 from meshwright.specs.precision import PRECISIONS
 
-_CONDITIONS = (
-    "source_key", "task", "model", "gpu", "num_gpus", "seq_len", "mbs", "gbs", "tp", "pp", "dp",
-    "layers", "hidden", "heads", "precision", "framework", "date",
-)  # fmt: skip
 GPU_VENDORS = ("nvidia", "amd")
 PARAMETERS_DIFFER = 0.1
 """Relative difference of printed and counted parameters that is noted: names round by up to a tenth."""
@@ -67,7 +63,10 @@ DEPTH_DIFFERS = 0.25
 
 MEASURED_COLUMNS = ("model", "gpu", "num_gpus", "seq_len")
 """Columns that a file of measured runs must have, beside one of `columns.MEASURES`."""
-FAILED_COLUMNS = (*_CONDITIONS, "metric_kind")
+FAILED_COLUMNS = (
+    "source_key", "task", "model", "gpu", "num_gpus", "seq_len", "mbs", "gbs", "tp", "pp", "dp",
+    "layers", "hidden", "heads", "precision", "framework", "date", "metric_kind",
+)  # fmt: skip
 """Columns that a file of failed configurations must have."""
 _NUMBERS = (
     "tok_s_gpu_best", "step_time_s", "mem_gb_per_gpu", "params_b", "tflops_per_gpu", "mfu_pct", "hfu_pct",
@@ -222,7 +221,9 @@ def read_row(
     """
     row, converted = with_rate(with_products(row))
     rate, memory = row.number("tok_s_gpu_best") or None, row.number("mem_gb_per_gpu") or None
-    if "mem>" in row.text("qa_flags"):  # more than the device has
+    device = catalogued(row.text("gpu"))
+    if memory and device and memory * 1e9 > device.memory_bytes:
+        converted.append(f"{memory:g} GB of memory, more than {device.name} has: not used")
         memory = None
     run = PublishedRun(
         line=row.line,

@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 from meshwright.accuracy.csvfile import MAX_COUNT, MAX_TOKENS, CsvRow
+from meshwright.accuracy.rates import stated_rates
 from meshwright.accuracy.spelling import chips_of_slice, spelled
 from meshwright.accuracy.statements import Polarity, Statements, plain, read_statements
 from meshwright.accuracy.wording import number_format, yes_or_no
@@ -159,6 +160,9 @@ def contradictions(row: CsvRow) -> list[str]:
             found.append(
                 f"{step:g} s a step are {of_step:,.0f} tokens/s per device, printed {rate:,.0f}: the latter used"
             )
+    for of_unit, rounding, unit in stated_rates(row):
+        if rate and abs(of_unit / rate - 1) > RATES_DIFFER + rounding:
+            found.append(f"{unit} are {of_unit:,.0f} tokens/s per device, printed {rate:,.0f}: the latter used")
     return found + _formats(row)
 
 

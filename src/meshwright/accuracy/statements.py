@@ -121,6 +121,8 @@ _LISTS = tuple(
     for sign, number in ((r" ?[/x] ?", r"\d[\d,]*"), (r", ?", r"\d+"))
 )
 """Degrees that share one list: "TP/PP = 4/8", "(TP, PP)=(4, 8)"."""
+_NAMED_BEHIND = re.compile(rf"(?<![\w.])(\d+(?: ?[/x] ?\d+)+) ?\(({_NAME}(?: ?[/x] ?{_NAME})+)\)")
+"""The same with its names behind it: "4x8 (TP x PP)"."""
 
 
 def plain(text: str) -> str:
@@ -132,6 +134,7 @@ def plain(text: str) -> str:
     text = text.lower()
     for pattern, spelling in wordings()["spellings"]:
         text = re.sub(pattern, spelling, text)
+    text = _NAMED_BEHIND.sub(r"\2=\1", text)
     for pattern in _LISTS:
         text = pattern.sub(_paired, text)
     return text.strip()
