@@ -99,10 +99,12 @@ def questions_of_software(draw, engines: tuple[str, ...]) -> tuple[Run, tuple[st
         "attention_tile": st.sampled_from([64, 512]),
         "parameter_format": st.sampled_from(["fp32", "bf16"]),
         "gradient_format": st.sampled_from(["fp32", "bf16"]),
+        "reduces_once": st.booleans(),
         "expert_imbalance": st.just(1.4),
     }
-    if dict(engine_facts(run.engine).switches).get("offloaded_activations"):  # others refuse it
-        stated["offloaded_activations"] = st.just(0.5)
+    shares = dict(engine_facts(run.engine).switches).get("offloaded_activations", ())
+    if able := [share for share in (0.5, 1.0) if share in shares]:  # others are refused
+        stated["offloaded_activations"] = st.sampled_from(able)
     keys = draw(st.fixed_dictionaries({}, optional=stated))
     stack = [f"stack.{key}={value}" for key, value in keys.items()]
     return loads(run.text, overrides=(*run.overrides, *stack)), fixed

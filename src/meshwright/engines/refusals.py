@@ -14,11 +14,12 @@ from typing import Any
 from meshwright.catalog.engines import runs_on, says_where
 from meshwright.catalog.families import FAMILIES
 from meshwright.catalog.precisions import nearest_precision, usable_precisions
-from meshwright.catalog.stacks import switches_of
+from meshwright.catalog.stacks import notes_on_framework, switches_of
 from meshwright.engines.base import Unsupported
 from meshwright.errors import InputError
 from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import run_context, violations
+from meshwright.specs.features import WIRE_BYTES, Preset
 from meshwright.specs.model import QKV, BaseFormat, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Plan, Recompute
@@ -144,17 +145,11 @@ def model_parts(
         if path in HYBRID_PARTS or path in SPARSE_PARTS:
             continue
         value, expected = found.get(path, absent), has.get(path, absent)
-        if value != expected:
-            yield Unsupported(
-                key="model",
-                reason=f"{path} of {model.name} is {_said(value)}, which is not lowered: must be {_said(expected)}",
-            )
-    family = FAMILIES.get(model.family)
-    if family is not None and family.fused and not reads_fused:
-        yield Unsupported(
-            key="model",
-            reason=f"files of {model.family} hold {next(iter(family.fused))} as one tensor, which is not lowered",
-        )
+        reason = f"{path} of {model.name} is {_said(value)}, which is not lowered: must be {_said(expected)}"
+        yield from applying((value != expected, "model", reason))
+    fused = next(iter(family.fused), None) if (family := FAMILIES.get(model.family)) else None
+    reason = f"files of {model.family} hold {fused} as one tensor, which is not lowered"
+    yield from applying((fused and not reads_fused, "model", reason))
 
 
 HYBRID_PARTS = ("state_space", "layer_pattern", "mtp_pattern", "linear_attention")
@@ -216,26 +211,14 @@ def other_precisions(run: Run, *, among: Collection[str] = (), reason: str = "is
     if trained and run.precision.name not in trained:
         usable = usable_precisions(run.cluster, engine=run.engine, among=trained)
         nearest = nearest_precision(run.precision, usable) if usable else ""
-        yield Unsupported(
-            key="precision",
-            reason=f"{run.precision.name} {reason}",
-            hint=f"precision: {nearest} is the nearest that devices and engine run: {', '.join(usable)}"
-            if usable
-            else None,
-        )
+        hint = f"precision: {nearest} is the nearest that devices and engine run: {', '.join(usable)}"
+        yield Unsupported(key="precision", reason=f"{run.precision.name} {reason}", hint=hint if usable else None)
 
 
 def predictions(model: Model) -> Iterator[Unsupported]:
     """Multi-token prediction, for an engine that lacks it."""
     key, reason = "model.num_mtp_layers", f"multi-token prediction of {model.name} is not lowered: must be 0"
     return applying((model.num_mtp_layers, key, reason, "--set model.num_mtp_layers=0"))
-
-
-def absent_predictions(run: Run) -> Iterator[Unsupported]:
-    """A weight of multi-token prediction for a model without it."""
-    is_absent = run.train.mtp_loss_weight != MTP_LOSS_WEIGHT and not run.model.num_mtp_layers
-    reason = f"{run.model.name} has no multi-token prediction: leave it out"
-    return applying((is_absent, "train.mtp_loss_weight", reason))
 
 
 REGULARISERS = ("z_loss", "label_smoothing", "neftune_alpha", "residual_dropout", "attention_dropout")
@@ -275,14 +258,6 @@ def router_z_loss(run: Run) -> Iterator[Unsupported]:
     return applying((run.train.router_z_loss, "train.router_z_loss", f"{reason}: must be 0"))
 
 
-def absent_routing_biases(run: Run, *, hint: str | None = None) -> Iterator[Unsupported]:
-    """An update rate of routing biases for a model without them."""
-    experts = run.model.experts
-    has_biases = experts is not None and experts.router is Router.SIGMOID
-    is_absent = run.train.balance_bias_rate != BIAS_RATE and not has_biases
-    return applying((is_absent, "train.balance_bias_rate", f"{run.model.name} has no routing biases", hint))
-
-
 def decisive_switches(run: Run) -> Iterator[Unsupported]:
     """Switches that an engine does not set and without which it trains other numbers, or lacks memory that a plan has.
 
@@ -293,28 +268,44 @@ def decisive_switches(run: Run) -> Iterator[Unsupported]:
         ("capacity_factor", "experts have no capacity there"),
         ("drops_tokens", "experts have no capacity there"),
         ("fp8_attention", "scores and values are multiplied in 16 bits there"),
-        ("offloaded_activations", "activations stay on the device there"),
+        ("offloaded_activations", "the engine keeps no such share of them in host memory"),
     ):
         value = getattr(features, key)
-        if value and value not in known.get(key, ()):
-            yield Unsupported(
-                key=f"stack.{key}", reason=f"{what}: leave it out",
-                hint="`plan` and `estimate` of `engine: any` cost it",
-            )  # fmt: skip
+        lacks = value and value not in known.get(key, ())
+        yield from applying((lacks, f"stack.{key}", f"{what}: leave it out", ONLY_ESTIMATES))
+    yield from stated_reductions(run)
 
 
-def capacity_without_experts(run: Run) -> Iterator[Unsupported]:
-    """A capacity of experts for a model without them."""
-    features = switches_of(run)
-    key = "drops_tokens" if features.capacity_factor is None else "capacity_factor"
-    is_absent = run.model.experts is None and features.has_capacity
-    return applying((is_absent, f"stack.{key}", f"{run.model.name} has no experts: leave it out"))
+def stated_reductions(run: Run) -> Iterator[Unsupported]:
+    """Formats of gathers and reductions, and gradients reduced once a step, for which the engine has no setting.
+
+    Memory and time follow from them. An estimate of another program, as a note says, has those of that program.
+    """
+    facts, stated, device = engine_facts(run.engine), run.stack.features, run.cluster and run.cluster.accelerator
+    if notes_on_framework(run.engine, run.stack, vendor=device.vendor if device else ""):
+        return
+    by_itself, usual = facts.preset(run.model, Preset.ENGINE, device), run.precision
+    for key, num_bytes in (
+        ("gradient_format", usual.reduce_bytes), ("parameter_format", usual.gather_bytes), ("reduces_once", None),
+    ):  # fmt: skip
+        value, own = getattr(stated, key), getattr(by_itself, key)
+        is_usual = not value or WIRE_BYTES.get(value) == (WIRE_BYTES[own] if own else num_bytes or 0)
+        has = any(name == key and value in values for name, values in (*facts.switches, *facts.exported_switches))
+        reason = f"the engine has no setting for {_said(value)}: leave it out"
+        yield from applying((not is_usual and not has, f"stack.{key}", reason, ONLY_ESTIMATES))
 
 
 def absent_parts(run: Run) -> Iterator[Unsupported]:
     """Settings of routing biases and of multi-token prediction for a model without them."""
-    yield from absent_routing_biases(run)
-    yield from absent_predictions(run)
+    model, train = run.model, run.train
+    has_biases = model.experts is not None and model.experts.router is Router.SIGMOID
+    no_biases, no_predictions = (f"{model.name} has no {part}" for part in ("routing biases", "multi-token prediction"))
+    return applying(
+        (train.balance_bias_rate != BIAS_RATE and not has_biases, "train.balance_bias_rate", no_biases,
+         "only sigmoid routers have: leave it out"),
+        (train.mtp_loss_weight != MTP_LOSS_WEIGHT and not model.num_mtp_layers, "train.mtp_loss_weight",
+         f"{no_predictions}: leave it out"),
+    )  # fmt: skip
 
 
 def training(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:

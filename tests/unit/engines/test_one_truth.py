@@ -108,6 +108,8 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("trl", "qwen2.5-7b", "mi300x-8x2", ("train.compile=true", "stack.vintage=2025.5")),
         ("trl", "llama3.1-70b", "h200-8x1", ("task=lora", "lora.base_format=nf4")),
         ("trl", "gemma2-9b", "b200-8x2", ("task=lora", "lora.use_dora=true", "optimizer.schedule=wsd")),
+        ("trl", "llama3.1-8b", "h200-8x1", ("stack.offloaded_activations=1",)),
+        ("trl", "llama3.2-1b", "h100-8x2", ("stack.reduces_once=true",)),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ("stack.vintage=2024.9",)),
     ],
 )

@@ -37,6 +37,10 @@ EVALUATED = ["data.validation=v.txt"]
         (("native",), "train.attention_dropout: tensor ranks", ["train.attention_dropout=0.1", "plan: tensor: 2"]),
         (OTHERS, "data.added_tokens", ["data.added_tokens=[<a>]"]),
         (("torchtitan", "maxtext"), "stack.offloaded_activations", ["stack.offloaded_activations=0.5"]),
+        (ALL, "stack.parameter_format: the engine has no setting for fp32", ["stack.parameter_format=fp32"]),
+        (("native", "torchtitan"), "stack.gradient_format", ["stack.gradient_format=bf16"]),
+        (ALL, "stack.gradient_format: the engine has no setting for fp8", ["stack.gradient_format=fp8"]),
+        (ALL, "stack.reduces_once: the engine has no setting for true", ["stack.reduces_once=true"]),
         (OTHERS, "optimizer.average_decay", ["optimizer.average_decay=0.9"]),
         (OTHERS, "optimizer.rate_factors", ["optimizer.rate_factors={embedding: 0.1}"]),
         (

@@ -62,11 +62,11 @@ def test_an_import_has_the_software_of_the_file(engine, name, tmp_path):
     [
         ("megatron", "megatron_lm.args", "attention_tile: 512"),
         ("megatron", "megatron_bridge.yaml", "expert_imbalance: 1.4, compiles: true"),
-        ("megatron", "megatron_lm.args", "parameter_format: fp32"),
+        ("megatron", "megatron_lm.args", "parameter_format: bf16"),
         ("maxtext", "maxtext.yml", "attention: fa2"),
         ("maxtext", "maxtext.yml", "cuda_graphs: none, fuses_attention_backward: false, compiles: false"),
         ("trl", "sft.yaml", "compiles: true"),
-        ("torchtitan", "meshwright_run.py", "parameter_format: fp32, overlaps_tensor: true"),
+        ("torchtitan", "meshwright_run.py", "parameter_format: bf16, overlaps_tensor: true"),
     ],
 )
 def test_an_import_has_switches_without_a_setting(engine, name, key, tmp_path):

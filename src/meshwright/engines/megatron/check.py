@@ -121,7 +121,6 @@ def _numbers(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
         (rows not in (0, run.sequence_length), "data.sequence_length", positions, f"data.sequence_length: {rows}"),
     )
     yield from refusals.absent_experts(run)
-    yield from refusals.capacity_without_experts(run)
     yield from _switches(run, trains_here=trains_here)
     yield from _balance(run)
     yield from refusals.other_schedules(run, LR_DECAY_STYLES)
@@ -133,11 +132,15 @@ def _switches(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
     """Switches of software that need Transformer Engine, and their conditions there."""
     features, precision = switches_of(run), run.precision.name
     of_engine = ("fp8_attention", "fuses_experts", "offloaded_activations") if trains_here else ()
+    capacity = "drops_tokens" if features.capacity_factor is None else "capacity_factor"
     yield from applying(
         *((getattr(features, key), f"stack.{key}", NEEDS_ENGINE) for key in of_engine),
+        (run.model.experts is None and features.has_capacity, f"stack.{capacity}",
+         f"{run.model.name} has no experts: leave it out"),
         (features.gradient_format is WireFormat.BF16 and precision == "fp32", "stack.gradient_format",
          "gradients of weights in fp32 are reduced in fp32", "stack.gradient_format: fp32"),
     )  # fmt: skip
+    yield from refusals.stated_reductions(run)
     if trains_here:
         return
     gathers_in_fp8 = run.stack.features.parameter_format is WireFormat.FP8

@@ -13,6 +13,7 @@ from meshwright.cost.stages import layers_per_stage
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
 from meshwright.engines.native.facts import NARROW_UNITS, NOT_TRIED, RULES
+from meshwright.engines.refusals import applying
 from meshwright.specs.model import QKV, AttentionKind, BaseFormat, Lora, Model
 from meshwright.specs.model_parts import NOT_BUILT, contradictions, parts_of
 from meshwright.specs.plan import RECOMPUTE_MODULES, Plan, Recompute
@@ -50,17 +51,17 @@ def _settings(run: Run) -> Iterator[Unsupported]:
         yield from refusals.endless(run)
     yield from refusals.nothing_to_validate_on(run)
     yield from refusals.absent_experts(run)
-    yield from refusals.absent_routing_biases(run, hint="only sigmoid routers have; others take train.balance_loss")
+    yield from refusals.absent_parts(run)
     yield from _model(run.model)
-    yield from refusals.absent_predictions(run)
     yield from _loss_chunk(run)
-    if run.train.label_smoothing and run.model.logit_cap:
-        yield Unsupported(key="train.label_smoothing", reason="the model caps its logits: must be 0")
-    if run.train.attention_dropout and run.model.attention.score_cap:
-        reason = "attention with capped scores has no kernel that drops probabilities: must be 0"
-        yield Unsupported(key="train.attention_dropout", reason=reason)
-    if run.model.num_labels and run.train.preference is None:
-        yield Unsupported(key="model", reason="its head scores texts: train.preference: reward trains it")
+    yield from applying(
+        (run.train.label_smoothing and run.model.logit_cap, "train.label_smoothing",
+         "the model caps its logits: must be 0"),
+        (run.train.attention_dropout and run.model.attention.score_cap, "train.attention_dropout",
+         "attention with capped scores has no kernel that drops probabilities: must be 0"),
+        (run.model.num_labels and run.train.preference is None, "model",
+         "its head scores texts: train.preference: reward trains it"),
+    )  # fmt: skip
     if run.train.preference is not None:
         yield from _preference(run.train.preference, run)
     if run.train.grpo is not None:
@@ -181,62 +182,43 @@ def _rate_factors(run: Run) -> Iterator[Unsupported]:
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
-    if run.model.experts is not None and (dense := set(lora.targets) & {"gate", "up", "down"}):
-        yield Unsupported(
-            key="lora.targets",
-            reason=f"in a mixture of experts only attention is adapted, not {', '.join(sorted(dense))}",
-            hint="allowed: query, key, value, qkv, output",
-        )
-    if QKV in lora.targets and run.model.attention.kind is AttentionKind.MLA:
-        yield Unsupported(
-            key="lora.targets",
-            reason="latent attention has no one matrix of query, key and value to adapt as qkv",
-            hint="allowed: query, key, value, output",
-        )
-    if run.model.attention.kind is AttentionKind.MLA and {"key", "value"} <= set(lora.targets):
-        yield from _equal_sizes(lora, ("key", "value"), run.model, "latent attention has one matrix for both")
-    if lora.use_dora and (QKV in lora.targets or lora.base_format is not BaseFormat.FULL):
-        key = "targets" if QKV in lora.targets else "base_format"
-        reason = "DoRA is not implemented for qkv as one matrix, nor on a quantised base"
-        yield Unsupported(key=f"lora.{key}", reason=reason, hint="lora.use_dora: false")
-    if lora.moves_base:
-        key, base = "lora.init", f"with {lora.init} "
-        for is_stated, reason in (
-            (QKV in lora.targets, "query, key and value as one matrix are not decomposed"),
+    model, targets, is_latent = run.model, {*lora.targets}, run.model.attention.kind is AttentionKind.MLA
+    dense = ", ".join(sorted(targets & {"gate", "up", "down"}))
+    is_quantised, key = lora.base_format is not BaseFormat.FULL, "targets" if QKV in targets else "base_format"
+    yield from applying(
+        (model.experts is not None and dense, "lora.targets",
+         f"in a mixture of experts only attention is adapted, not {dense}", "allowed: query, key, value, qkv, output"),
+        (QKV in targets and is_latent, "lora.targets",
+         "latent attention has no one matrix of query, key and value to adapt as qkv",
+         "allowed: query, key, value, output"),
+    )  # fmt: skip
+    if is_latent and {"key", "value"} <= targets:
+        yield from _equal_sizes(lora, ("key", "value"), model, "latent attention has one matrix for both")
+    whole = ["embedding"] if model.tied_embeddings else ["embedding", "head"]
+    lacks_rows = run.data.added_tokens and not {*whole} <= {*lora.modules_to_save}
+    yield from applying(
+        (lora.use_dora and (QKV in targets or is_quantised), f"lora.{key}",
+         "DoRA is not implemented for qkv as one matrix, nor on a quantised base", "lora.use_dora: false"),
+        *((lora.moves_base and is_stated, "lora.init", f"with {lora.init} {reason}: must be standard")
+          for is_stated, reason in (
+            (QKV in targets, "query, key and value as one matrix are not decomposed"),
             (lora.use_dora, "DoRA begins at the matrix as it is"),
-            (lora.base_format is not BaseFormat.FULL, "a quantised base loses nothing"),
+            (is_quantised, "a quantised base loses nothing"),
             (has_removable_reference(run.train, lora), "the model without adapters is not the reference"),
-        ):
-            if is_stated:
-                yield Unsupported(key=key, reason=f"{base}{reason}: must be standard")
-    whole = ["embedding"] if run.model.tied_embeddings else ["embedding", "head"]
-    if run.data.added_tokens and not set(whole) <= set(lora.modules_to_save):
-        yield Unsupported(
-            key="data.added_tokens", reason="adapters train no rows of new tokens",
-            hint=f"lora.modules_to_save: [{', '.join(whole)}] trains them",
-        )  # fmt: skip
-    yield from _fused_adapters(lora, run.model)
-    if run.model.num_mtp_layers:
-        yield Unsupported(
-            key="model.num_mtp_layers",
-            reason="multi-token prediction is not trained with adapters: must be 0",
-            hint="--set model.num_mtp_layers=0",
-        )
-    if run.train.balance_bias_rate not in (BIAS_RATE, 0.0):
-        yield Unsupported(key="train.balance_bias_rate", reason="routing biases are frozen with the base")
-    if run.precision.name in NARROW_UNITS:
-        yield Unsupported(
-            key="precision", reason="adapters need frozen weights in bf16 or fp32", hint="precision: bf16"
-        )
-    if lora.base_format is BaseFormat.FULL:
-        return
-    if run.weights is None:
-        yield Unsupported(
-            key="weights", reason="there is nothing to quantise: the run names none",
-            hint="--set weights=FOLDER with Hugging Face safetensors, or OWNER/NAME on the hub",
-        )  # fmt: skip
-    if run.model.experts is not None:
-        yield Unsupported(key="lora.base_format", reason="experts are not quantised: must be full")
+          )),
+        (lacks_rows, "data.added_tokens", "adapters train no rows of new tokens",
+         f"lora.modules_to_save: [{', '.join(whole)}] trains them"),
+        (model.num_mtp_layers, "model.num_mtp_layers",
+         "multi-token prediction is not trained with adapters: must be 0", "--set model.num_mtp_layers=0"),
+        (run.train.balance_bias_rate not in (BIAS_RATE, 0.0), "train.balance_bias_rate",
+         "routing biases are frozen with the base"),
+        (run.precision.name in NARROW_UNITS, "precision", "adapters need frozen weights in bf16 or fp32",
+         "precision: bf16"),
+        (is_quantised and run.weights is None, "weights", "there is nothing to quantise: the run names none",
+         "--set weights=FOLDER with Hugging Face safetensors, or OWNER/NAME on the hub"),
+        (is_quantised and model.experts is not None, "lora.base_format", "experts are not quantised: must be full"),
+    )  # fmt: skip
+    yield from _fused_adapters(lora, model)
 
 
 def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:

@@ -76,7 +76,7 @@ def import_trainer(
     parallel = _parallel(settings, target)
     precision, wide = _precision(settings, is_full=not task)
     batch = _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"])
-    once = _reduces_once(settings, parallel, batch, is_full=not task)
+    once = _reduces_once(settings, parallel, batch, is_full=not task) | _offloaded(settings, parallel["recompute"])
     content: dict[str, Any] = {
         **model,
         "data": {"sequence_length": (settings.count("sequence_length") or 0) * (2 if pairs else 1)},
@@ -373,6 +373,13 @@ def _reduces_once(
     key = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
     settings.notes.append(f"gradients are whole until the last micro-batch of a step, as {key} is not set")
     return {"reduces_once": True}
+
+
+def _offloaded(settings: Settings, recompute: str) -> dict[str, float]:
+    """Return the share of activations in host memory, which is estimated of recomputed layers: of all their inputs."""
+    found = {"offloaded_activations": 1.0} if settings.truth("offloaded_activations") else {}
+    settings.notes += not_estimated([settings.key(name) for name in found]) if recompute != "full" else []
+    return found if recompute == "full" else {}
 
 
 def _optimizer(settings: Settings) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from meshwright.catalog.huggingface import model_from_path
 from meshwright.catalog.models import model, model_of_repository, own_repository
 from meshwright.engines import refusals
 from meshwright.engines.base import Unsupported
+from meshwright.engines.refusals import applying
 from meshwright.errors import MeshwrightError
 from meshwright.specs.model import QKV, Lora, Model
 from meshwright.specs.run import DecayShape, LearningRateSchedule, Run, StateFormat
@@ -91,60 +92,58 @@ def _training(run: Run) -> Iterator[Unsupported]:
     yield from refusals.absent_parts(run)
     yield from refusals.absent_experts(run)
     yield from (problem for problem in refusals.regularisers(run) if problem.key not in HAS)
-    if run.train.evaluate is not None:
-        reason = "TRL evaluates on a split of the data set, which run files do not name"
-        yield Unsupported(key="train.evaluate", reason=reason, hint="leave it out, and add eval_strategy to the file")
-    if run.optimizer.states is not StateFormat.FP32:
-        yield Unsupported(key="optimizer.states", reason="its AdamW in 8 bits has blocks of its own: must be fp32")
+    evaluates, is_narrow = run.train.evaluate is not None, run.optimizer.states is not StateFormat.FP32
+    yield from applying(
+        (evaluates, "train.evaluate", "TRL evaluates on a split of the data set, which run files do not name",
+         "leave it out, and add eval_strategy to the file"),
+        (is_narrow, "optimizer.states", "its AdamW in 8 bits has blocks of its own: must be fp32"),
+    )  # fmt: skip
 
 
 def _schedule(run: Run) -> Iterator[Unsupported]:
-    optimizer = run.optimizer
-    if optimizer.schedule in WITHOUT_END and optimizer.final_ratio:
-        reason = f"{optimizer.schedule} of transformers has no last rate: must be 0"
-        yield Unsupported(key="optimizer.final_ratio", reason=reason)
-    warm_up = optimizer.warmup_steps or optimizer.warmup_ratio
-    if optimizer.schedule is LearningRateSchedule.INVERSE_SQRT and not warm_up:
-        reason = "inverse_sqrt of transformers without a warm-up falls as after 10,000 steps: give warmup_steps"
-        yield Unsupported(key="optimizer.schedule", reason=reason)
-    if optimizer.schedule is not LearningRateSchedule.WSD:
-        return
-    if warm_up and optimizer.final_ratio:
-        reason = "the warm-up of warmup_stable_decay begins at the last rate: must be 0"
-        yield Unsupported(key="optimizer.final_ratio", reason=reason)
-    if optimizer.decay_shape is DecayShape.EXPONENTIAL:
-        reason = "warmup_stable_decay of transformers falls linearly, by a cosine or by a root"
-        yield Unsupported(key="optimizer.decay_shape", reason=reason)
-    if run.num_steps is None:
-        reason = "its decay is a number of steps, which epochs do not give"
-        yield Unsupported(key="optimizer.schedule", reason=reason, hint="--set train.epochs=null --set train.steps=100")
+    optimizer, schedule, final = run.optimizer, run.optimizer.schedule, run.optimizer.final_ratio
+    warm_up, is_wsd = optimizer.warmup_steps or optimizer.warmup_ratio, schedule is LearningRateSchedule.WSD
+    is_root = schedule is LearningRateSchedule.INVERSE_SQRT
+    return applying(
+        (schedule in WITHOUT_END and final, "optimizer.final_ratio",
+         f"{schedule} of transformers has no last rate: must be 0"),
+        (is_root and not warm_up, "optimizer.schedule",
+         "inverse_sqrt of transformers without a warm-up falls as after 10,000 steps: give warmup_steps"),
+        (is_wsd and warm_up and final, "optimizer.final_ratio",
+         "the warm-up of warmup_stable_decay begins at the last rate: must be 0"),
+        (is_wsd and optimizer.decay_shape is DecayShape.EXPONENTIAL, "optimizer.decay_shape",
+         "warmup_stable_decay of transformers falls linearly, by a cosine or by a root"),
+        (is_wsd and run.num_steps is None, "optimizer.schedule",
+         "its decay is a number of steps, which epochs do not give",
+         "--set train.epochs=null --set train.steps=100"),
+    )  # fmt: skip
 
 
 def _data(run: Run) -> Iterator[Unsupported]:
-    if not isinstance(run.data.source, str):
-        yield Unsupported(key="data.source", reason="TRL mixes data sets without weights: name one")
-    elif not run.data.is_synthetic:
-        yield from _source(*source_of(run.data.source))
-    for key in ("tokenizer", "validation"):
-        if getattr(run.data, key) is not None:
-            yield Unsupported(key=f"data.{key}", reason="TRL takes it from the weights and the data set: leave it out")
+    source, given = run.data.source, "TRL takes it from the weights and the data set: leave it out"
+    is_mixture = not isinstance(source, str)
+    yield from applying((is_mixture, "data.source", "TRL mixes data sets without weights: name one"))
+    if isinstance(source, str) and not run.data.is_synthetic:
+        yield from _source(*source_of(source))
+    keys = ("tokenizer", "validation")
+    yield from applying(*((getattr(run.data, key) is not None, f"data.{key}", given) for key in keys))
 
 
 def _source(place: str, options: Mapping[str, str]) -> Iterator[Unsupported]:
-    reader = reader_of(place)
-    if reader is None and not _HUB_NAME.fullmatch(place):
-        hint = f"a file of {' '.join(end for end in FILES if end != '.txt')}, or OWNER/NAME"
-        yield Unsupported(key="data.source", reason="no file that `datasets` reads, no data set of the hub", hint=hint)
-    if reader == "text":
-        reason = "each line of a text is a document there, and not each file"
-        yield Unsupported(key="data.source", reason=reason, hint="lines of JSON with the key `text`")
+    key, reader = "data.source", reader_of(place)
     known = ("text", "format", "answers", *(() if reader else ("config", "split")))
-    if unknown := [option for option in options if option not in known]:
-        reason = f"unknown option of a data source: {', '.join(unknown)}"
-        yield Unsupported(key="data.source", reason=reason, hint=f"allowed: {', '.join(known)}")
-    if options.get("format", "text") not in ("text", "prompt", "messages") or options.get("answers", "all") != "all":
-        reason = "TRL reads text, prompts with completions and `messages`, of which all answers count"
-        yield Unsupported(key="data.source", reason=reason)
+    unknown = [option for option in options if option not in known]
+    is_other = options.get("format", "text") not in ("text", "prompt", "messages")
+    return applying(
+        (reader is None and not _HUB_NAME.fullmatch(place), key,
+         "no file that `datasets` reads, no data set of the hub",
+         f"a file of {' '.join(end for end in FILES if end != '.txt')}, or OWNER/NAME"),
+        (reader == "text", key, "each line of a text is a document there, and not each file",
+         "lines of JSON with the key `text`"),
+        (unknown, key, f"unknown option of a data source: {', '.join(unknown)}", f"allowed: {', '.join(known)}"),
+        (is_other or options.get("answers", "all") != "all", key,
+         "TRL reads text, prompts with completions and `messages`, of which all answers count"),
+    )  # fmt: skip
 
 
 def source_of(source: str) -> tuple[str, Mapping[str, str]]:
@@ -163,18 +162,16 @@ def reader_of(place: str) -> str | None:
 
 
 def _lora(lora: Lora, shapes: Model) -> Iterator[Unsupported]:
-    for key in ("ranks", "alphas", "layers"):
-        if getattr(lora, key):
-            yield Unsupported(key=f"lora.{key}", reason="adapters of TRL's arguments have one size: leave it out")
-    if lora.moves_base:
-        yield Unsupported(key="lora.init", reason="TRL's arguments have plain adapters alone: must be standard")
-    if lora.modules_to_save and shapes.tied_embeddings:
-        reason = "without PEFT's `ensure_weight_tying`, which TRL does not set, the head keeps the frozen embedding"
-        yield Unsupported(key="lora.modules_to_save", reason=reason)
-    if missing := [target for target in lora.targets if module_of(target, shapes) is None]:
-        hint = "allowed: query, key, value" if QKV in missing else None
-        reason = f"modules of {shapes.name} in transformers are not split so: {', '.join(missing)}"
-        yield Unsupported(key="lora.targets", reason=reason, hint=hint)
+    missing = [target for target in lora.targets if module_of(target, shapes) is None]
+    one_size = "adapters of TRL's arguments have one size: leave it out"
+    return applying(
+        *((getattr(lora, key), f"lora.{key}", one_size) for key in ("ranks", "alphas", "layers")),
+        (lora.moves_base, "lora.init", "TRL's arguments have plain adapters alone: must be standard"),
+        (lora.modules_to_save and shapes.tied_embeddings, "lora.modules_to_save",
+         "without PEFT's `ensure_weight_tying`, which TRL does not set, the head keeps the frozen embedding"),
+        (missing, "lora.targets", f"modules of {shapes.name} in transformers are not split so: {', '.join(missing)}",
+         "allowed: query, key, value" if QKV in missing else None),
+    )  # fmt: skip
 
 
 def module_of(target: str, shapes: Model) -> str | None:

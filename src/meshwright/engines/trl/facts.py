@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from meshwright.cost.tables import RECOMPUTES
 from meshwright.engines.trl import VERSION
 from meshwright.planner.engines import EngineFacts, Rule, Scope
 from meshwright.specs.features import AttentionKernel, Features, Preset
@@ -28,7 +29,12 @@ FACTS = EngineFacts(
     shardings=(Sharding.NONE, Sharding.GRADIENTS, Sharding.PARAMETERS),
     recomputes=(Recompute.NONE, Recompute.FULL),
     any_vocabulary=True,
-    switches=(("attention", ("fa2", "fa3", "ck")), ("compiles", (True, False))),
+    switches=(
+        ("attention", ("fa2", "fa3", "ck")),
+        ("compiles", (True, False)),
+        ("reduces_once", (True, False)),
+        ("offloaded_activations", (0.0, 1.0)),
+    ),
     preset=_preset,
     compiles_on_request=True,
     rules=(
@@ -50,6 +56,17 @@ FACTS = EngineFacts(
             holds=lambda s, p: (s.model.quantised_bytes == 0) | (np.asarray(p.sharding) == Sharding.NONE),
             says="a quantised base is not sharded: must be none",
             key="parallel.sharding",
+        ),
+        Rule(
+            name="offloaded activations",
+            # `OffloadActivations` leaves on the device what several operations save; recomputed layers save once.
+            holds=lambda s, p: (
+                (not s.software.offloaded_activations)
+                | ((p.recompute == RECOMPUTES.index(Recompute.FULL)) & (not s.software.compiles))
+            ),
+            says="TRL offloads the inputs of recomputed layers, which are not compiled, and keeps other activations",
+            key="stack.offloaded_activations",
+            hint="parallel.recompute: full, train.compile: false",
         ),
     ),
     source="trl 1.16.0: trainer/sft_config.py; transformers 5.24.0: training_args.py, _process_fsdp_args",

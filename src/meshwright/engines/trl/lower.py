@@ -56,18 +56,17 @@ def configuration_text(run: Run, plan: Plan, *, folder: Path) -> str:
     )
     settings = _settings(run, plan) | (_adapters(run.lora, run.model) if run.lora else {"adapter": False})
     keys = {table("trl").key_of(setting): value for setting, value in settings.items() if value is not None}
-    keys |= _sharding(plan) | _schedule(run) | _data(run) | _outputs(run, folder)
+    keys |= _sharding(run, plan) | _schedule(run) | _data(run) | _outputs(run, folder)
     return head + dump_yaml(keys, yaml=yaml)
 
 
 def _settings(run: Run, plan: Plan) -> dict[str, Any]:
     """Values by the names of settings that all trainers share."""
-    optimizer, is_sharded = run.optimizer, plan.sharding is not Sharding.NONE
-    kernel = switches_of(run).attention
+    optimizer, is_sharded, software = run.optimizer, plan.sharding is not Sharding.NONE, switches_of(run)
     return {
         "model": weights_of(run),
         "weights_format": "float32" if run.lora is None else "bfloat16",  # frozen weights need no master
-        "attention": "flash_attention_3" if kernel is AttentionKernel.FA3 else "flash_attention_2",
+        "attention": "flash_attention_3" if software.attention is AttentionKernel.FA3 else "flash_attention_2",
         "sequence_length": run.sequence_length,
         "packing": True,
         "micro": plan.micro_batch,
@@ -82,17 +81,18 @@ def _settings(run: Run, plan: Plan) -> dict[str, Any]:
         "gradient_clip": optimizer.gradient_clip or 0.0,
         "bf16": True,
         "recompute": plan.recompute is Recompute.FULL and not is_sharded,
-        "compile": bool(switches_of(run).compiles),
+        "compile": bool(software.compiles),
+        "offloaded_activations": bool(software.offloaded_activations) or None,
         "label_smoothing": run.train.label_smoothing,
         "neftune_alpha": run.train.neftune_alpha or None,
         "seed": run.train.seed,
     }
 
 
-def _sharding(plan: Plan) -> dict[str, Any]:
+def _sharding(run: Run, plan: Plan) -> dict[str, Any]:
     """FSDP2, which recomputes layers itself: the trainer's own recomputation would gather their weights once more.
 
-    Without a reduction of each micro-batch every device would add up gradients of all parameters, unsharded.
+    Without a reduction of each micro-batch every device adds up gradients of all parameters, unsharded.
     """
     if plan.sharding is Sharding.NONE:
         return {}
@@ -101,8 +101,8 @@ def _sharding(plan: Plan) -> dict[str, Any]:
         "reshard_after_forward": plan.sharding is Sharding.PARAMETERS,
         "activation_checkpointing": plan.recompute is Recompute.FULL,
     }
-    reduces = {"gradient_accumulation_kwargs": {"sync_each_batch": True}}
-    return {"fsdp": True, "fsdp_config": settings, "accelerator_config": reduces}
+    reduces = {"accelerator_config": {"gradient_accumulation_kwargs": {"sync_each_batch": True}}}
+    return {"fsdp": True, "fsdp_config": settings} | ({} if switches_of(run).reduces_once else reduces)
 
 
 def _schedule(run: Run) -> dict[str, Any]:
