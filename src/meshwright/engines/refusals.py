@@ -14,8 +14,9 @@ from typing import Any
 from meshwright.catalog.engines import runs_on, says_where
 from meshwright.catalog.families import FAMILIES
 from meshwright.catalog.precisions import nearest_precision, usable_precisions
-from meshwright.catalog.stacks import notes_on_framework, switches_of
+from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import Unsupported
+from meshwright.engines.software_line import is_of_another_program
 from meshwright.errors import InputError
 from meshwright.planner.engines import Severity, engine_facts
 from meshwright.planner.legality import run_context, violations
@@ -281,10 +282,10 @@ def stated_reductions(run: Run) -> Iterator[Unsupported]:
 
     Memory and time follow from them. An estimate of another program, as a note says, has those of that program.
     """
-    facts, stated, device = engine_facts(run.engine), run.stack.features, run.cluster and run.cluster.accelerator
-    if notes_on_framework(run.engine, run.stack, vendor=device.vendor if device else ""):
+    if is_of_another_program(run.engine, run.stack.framework):
         return
-    by_itself, usual = facts.preset(run.model, Preset.ENGINE, device), run.precision
+    facts, stated, usual = engine_facts(run.engine), run.stack.features, run.precision
+    by_itself = facts.preset(run.model, Preset.ENGINE, run.cluster and run.cluster.accelerator)
     for key, num_bytes in (
         ("gradient_format", usual.reduce_bytes), ("parameter_format", usual.gather_bytes), ("reduces_once", None),
     ):  # fmt: skip

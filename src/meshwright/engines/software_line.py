@@ -2,8 +2,9 @@
 
     # meshwright stack: {framework: primus-megatron, preset: recipe, vintage: 2025.7}
 
-The line also has the switches that the run states and the engine has no setting for (`attention_tile: 512`). The
-estimate of an imported run reads it. A file without the line has the newest software.
+The line also has the switches that the run states and the engine has no setting for (`attention_tile: 512`), and all of
+them where the estimate is of another program, whose switches the engine's settings are not. The estimate of an imported
+run reads it. A file without the line has the newest software.
 """
 
 from __future__ import annotations
@@ -15,10 +16,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from meshwright.catalog.stacks import stack_facts
+from meshwright.catalog.stacks import notes_on_framework, stack_facts, switches_of
 from meshwright.engines.base import Imported
 from meshwright.errors import InputError
 from meshwright.planner.engines import engine_facts
+from meshwright.specs.hardware import Stack
 from meshwright.specs.run import NATIVE, Run
 
 KEYS = ("framework", "preset", "vintage")
@@ -42,7 +44,14 @@ def software_line(run: Run, *, lacks: Collection[str] = ()) -> str:
     line = {key: given[key] for key in KEYS if given.get(key) is not None}
     stated = run.stack.features.stated()
     line |= switches_without_setting(run, stated) | {key: stated[key] for key in lacks if key in stated}
+    if is_of_another_program(run.engine, run.stack.framework):
+        line |= stated | {"compiles": bool(switches_of(run).compiles)}
     return f"# meshwright stack: {json.dumps(line)}\n".replace('"', "") if line else ""
+
+
+def is_of_another_program(engine: str, framework: str | None) -> bool:
+    """Return True if `framework`, which estimates are of, is another program than `engine` on any accelerators."""
+    return framework is not None and bool(notes_on_framework(engine, Stack(framework=framework), vendor=""))
 
 
 def switches_without_setting(run: Run, switches: Mapping[str, Any], *, is_export: bool = True) -> dict[str, Any]:
@@ -78,6 +87,8 @@ def with_stated_software(
     if len(lines := found_lines(text).splitlines()) > 1:
         raise InputError(f"{file}: the line about the software of the run stands {len(lines)} times", got=lines[1])
     stated, own = _stated(lines[0], file=file) if lines else {}, found.content["stack"]
+    if not found.program and is_of_another_program(found.content["engine"], stated.get("framework")):
+        own = {}
     known = dict(engine_facts(found.content["engine"]).switches) if own and not found.program else {}
     for key in own.keys() & stated.keys():
         is_decided = not {own[key], stated[key]} <= {*alike.get(key, ())}

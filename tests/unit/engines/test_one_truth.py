@@ -111,6 +111,8 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("trl", "llama3.1-8b", "h200-8x1", ("stack.offloaded_activations=1",)),
         ("trl", "llama3.2-1b", "h100-8x2", ("stack.reduces_once=true",)),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ("stack.vintage=2024.9",)),
+        ("maxtext", "qwen3-8b", "h200-8x1", ("stack.framework=mlperf-other", "stack.compiles=false")),
+        ("maxtext", "deepseek-v2-lite", "mi355x-8x1", ("stack.framework=mlperf-nvidia", "stack.cuda_graphs=full")),
     ],
 )
 def test_runs_that_people_ask_for(engine, model, cluster, keys, tmp_path):

@@ -114,8 +114,7 @@ def _grpo(grpo: Grpo, run: Run) -> Iterator[Unsupported]:
         ("lora.dropout", run.lora and run.lora.dropout, noise),
         ("train.compile", train.compile, "compiled layers have one length, and completions grow: leave it out"),
     ):
-        if is_stated:
-            yield Unsupported(key=name, reason=reason)
+        yield from applying((is_stated, name, reason))
     for place, reward in enumerate(grpo.rewards):
         needed = NEEDS.get(reward.verifier)
         for name in ("pattern", "most_tokens", "command"):
@@ -161,8 +160,7 @@ def _preference(pairs: Preference, run: Run) -> Iterator[Unsupported]:
             "not trained on pairs: must be 0",
         ),
     ):
-        if is_stated:
-            yield Unsupported(key=name, reason=reason)
+        yield from applying((is_stated, name, reason))
 
 
 def _rate_factors(run: Run) -> Iterator[Unsupported]:
@@ -229,11 +227,8 @@ def _fused_adapters(lora: Lora, model: Model) -> Iterator[Unsupported]:
     for name, fused in family.fused.items():
         parts = {part.removesuffix(".weight").rsplit(".", 1)[-1] for part in fused.parts}
         if (some := parts & set(lora.matrices)) and some != parts:
-            yield Unsupported(
-                key="lora.targets",
-                reason=f"files of {family.architecture} hold {name} as one matrix: adapters of it need "
-                f"{', '.join(sorted(parts))}",
-            )
+            held = f"files of {family.architecture} hold {name} as one matrix"
+            yield Unsupported(key="lora.targets", reason=f"{held}: adapters of it need {', '.join(sorted(parts))}")
         elif some:
             yield from _equal_sizes(lora, parts, model, f"files of {family.architecture} hold them as one matrix")
 
@@ -251,22 +246,18 @@ def _model(model: Model) -> Iterator[Unsupported]:
     if sparse := list(refusals.sparse_attention(model)):
         yield from sparse
         return
-    if model.learned_positions:
-        yield Unsupported(key="model", reason=f"{model.name} has learned positions; rotary ones are built")
-    for reason in contradictions(model):
-        yield Unsupported(key="model", reason=f"{model.name}: {reason}")
-    if model.norm_bias or not model.gated_ffn:
-        yield Unsupported(key="model", reason=f"{model.name} has LayerNorm or an ungated feed-forward block")
-    for path, value in parts_of(model).items():
-        if path in NOT_BUILT:
-            yield Unsupported(key="model", reason=f"{path} of {model.name} is {str(value).lower()}, which is not built")
-    family, has_dense = FAMILIES.get(model.family), model.experts is not None and model.num_dense_layers > 0
-    if family is not None and not family.knows_dense_layers and has_dense:
-        yield Unsupported(
-            key="model.experts.num_dense_layers",
-            reason=f"{model.num_dense_layers} layers of {model.name} are dense, and which ones is not known for "
-            f"{family.architecture}",
-        )
+    other_blocks = f"{model.name} has LayerNorm or an ungated feed-forward block"
+    yield from applying(
+        (model.learned_positions, "model", f"{model.name} has learned positions; rotary ones are built"),
+        *((True, "model", f"{model.name}: {reason}") for reason in contradictions(model)),
+        (model.norm_bias or not model.gated_ffn, "model", other_blocks),
+        *((path in NOT_BUILT, "model", f"{path} of {model.name} is {str(value).lower()}, which is not built")
+          for path, value in parts_of(model).items()),
+    )  # fmt: skip
+    if (family := FAMILIES.get(model.family)) and not family.knows_dense_layers:
+        unknown = f"are dense, and which ones is not known for {family.architecture}"
+        reason, has_dense = f"{model.num_dense_layers} layers of {model.name} {unknown}", model.num_dense_layers > 0
+        yield from applying((model.experts is not None and has_dense, "model.experts.num_dense_layers", reason))
 
 
 def check_plan(plan: Plan, *, run: Run) -> list[Unsupported]:
