@@ -131,8 +131,8 @@ def server_fields(readings: Sequence[ServerReading]) -> dict[str, float | int | 
         return [value for one in during if (value := getattr(one, name)) is not None]
 
     def grown(name: str) -> float | None:
-        ends = [getattr(one, name) for one in (readings[0], readings[-1])] if readings else [None]
-        return ends[1] - ends[0] if None not in ends and ends[1] >= ends[0] else None  # less: it began again
+        first, *_, last = (getattr(one, name) for one in (readings[0], *readings)) if readings else (None, None)
+        return None if first is None or last is None or last < first else last - first  # less: it began again
 
     means = {f"server_{n}": sum(v) / len(v) if (v := known(n)) else None for n in ("running", "waiting")}
     hits, looked, preempted = grown("hits"), grown("looked"), grown("preemptions")
