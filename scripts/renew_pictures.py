@@ -29,7 +29,7 @@ from meshwright.report.charts import BLUE, GREEN, INK, ORANGE, RED, WIDTH, color
 from meshwright.report.comparison.page import gap_chart, gap_legend
 from meshwright.report.figures import FAMILY_COLORS, memory_legend, memory_over_time_svg, svg, waterfall_svg
 from meshwright.report.ingest import recall_svg
-from meshwright.report.mlperf import group_colors, scores_svg
+from meshwright.report.mlperf import scores_svg
 from meshwright.report.notebook import ranking_svg
 from meshwright.report.scale import efficiency_svg
 from meshwright.report.training_figures import loss_svg, ratio_legend, ratio_svg
@@ -156,8 +156,7 @@ def _retrieval() -> str:
 def _mlperf_results() -> str:
     """Scores of published results, as the page of `mlperf compare` draws them."""
     found = compare_sets(rounds=["5.1"], names=["llama31_8b"], devices=8)
-    colors = group_colors(found)
-    return _alone(scores_svg(found, colors), colors.items())
+    return _alone(*scores_svg(found))
 
 
 def _alone(figure: str, legend: Iterable[tuple[str, str]] = ()) -> str:

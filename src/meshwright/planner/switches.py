@@ -81,7 +81,7 @@ def open_values(request: PlanRequest) -> dict[str, Value]:
 
     In the cost model HybridEP is never slower than DeepEP, nor a graph of the whole iteration than partial graphs.
     None are open where the run states its software, and on a cluster of several generations, where software would
-    change on each apart.
+    change on each apart. `engine: any` has the software of a release, and its dispatcher alone is open: a library.
     """
     stack, cluster = request.stack, request.cluster
     if not stack.is_open or cluster.is_mixed:
@@ -89,7 +89,7 @@ def open_values(request: PlanRequest) -> dict[str, Value]:
     now = features_of(stack, cluster.accelerator, precision=request.precision.name)
     tried = _worth_trying(request, None, now)
     found: dict[str, Value] = {}
-    for name in CHOSEN:
+    for name in CHOSEN if request.engine != ANY else ("dispatcher",):
         able = [value for value in tried.get(name, ()) if _sets(request, name, value)]
         if able and getattr(stack.features, name) is None and getattr(now, name) != able[-1]:
             found[name] = able[-1]

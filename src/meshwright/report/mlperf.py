@@ -93,7 +93,7 @@ def scores_svg(found: ResultComparison) -> tuple[str, list[tuple[str, str]]]:
     rows = [{"name": on if is_long else name, "minutes": score, "on": on} for on, name, score in each]
     rows.sort(key=lambda row: row["minutes"])
     colors = dict(zip(dict.fromkeys(on for _, on in groups), repeat(BLUE) if is_long else cycle(SERIES), strict=False))
-    base = lines_of(rows, labelLimit=360).encode(x=across("minutes", title="minutes", grid=is_long, tickCount=6))
+    base = lines_of(rows, labelLimit=360).encode(x=across("minutes", title="minutes", tickCount=6))
     points = base.mark_point(filled=True, size=70, opacity=0.7 if is_long else 1).encode(color=color_by("on", colors))
     drawn = points if is_long else base.mark_rule(color=FAINT).encode(x2=alt.datum(0)) + points
     picture = svg(drawn.properties(width=WIDTH - 120, height={"step": 22}), title="Minutes to the target")

@@ -399,7 +399,8 @@ def _stack(file: schema.RunFile, cluster: Cluster | None, framework: str, model:
         _refuse_kernels(given, accelerator)
     stack = Stack(
         framework=framework, vintage=given.vintage, features=same_fields(Features, given),
-        preset=_preset(file, given, model, cluster), is_open=given.preset is None and not _names_release(file, given),
+        preset=_preset(file, given, model, cluster),
+        is_open=given.preset is None and given.framework is None and given.vintage is None,
     )  # fmt: skip
     accelerator = cluster.accelerator if cluster else None
     known = stacks.features_of(stack, accelerator, precision=file.precision)

@@ -240,10 +240,18 @@ def test_a_stated_switch_is_never_overruled_and_leaves_the_others_open(key, valu
     assert stack.chosen
 
 
-@pytest.mark.parametrize("engine", ["native", "maxtext", "any"])
+@pytest.mark.parametrize("engine", ["native", "maxtext"])
 def test_an_engine_that_sets_none_of_them_has_none_chosen(engine):
     run = run_of(engine, *SMALL[1:])
     assert open_values(free_request(run)) == {}
+
+
+def test_any_engine_has_its_dispatcher_chosen_and_else_the_software_of_its_release():
+    run = run_of("any", *SMALL[1:])
+    assert open_values(free_request(run)) == {"dispatcher": "hybridep"}
+    assert not run.stack.features.dispatcher
+    for stated in ("stack.framework=megatron-bridge", "stack.vintage=2025.5", "stack.dispatcher=all-to-all"):
+        assert open_values(free_request(run_of("any", *SMALL[1:], stated))) == {}
 
 
 def test_a_cluster_of_parts_has_none_chosen():
