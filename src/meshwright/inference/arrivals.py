@@ -318,18 +318,25 @@ def estimate_arrivals(
     asked: Server, load: RequestLoad, arrivals: str, rate: float, *, bounds: LatencyLimits, seed: int = 0,
     simulated: Callable[[float], Simulated | None] | None = None,
 ) -> ArrivalEstimate:  # fmt: skip
-    """Simulate a load, and find the highest rate that keeps the bounds, to a 64th of it or of the range."""
-    if simulated is None:
-        one = replicas_of(asked, load)
-        simulated = lambda rate: simulate(asked, load, arrivals_named(arrivals, rate), seed, replicas=one)  # noqa: E731
+    """Simulate a load, and find the highest rate that keeps the bounds, to a 64th of it or of the range.
+
+    simulated: the simulation by rate of a search that keeps its results; None: it is made here.
+    """
+    one = None if simulated else replicas_of(asked, load)
+
+    def at(rate: float) -> Simulated | None:
+        if simulated:
+            return simulated(rate)
+        return simulate(asked, load, arrivals_named(arrivals, rate), seed, replicas=one)
+
     most = capacity_per_s(asked, load)
-    found, highest = simulated(rate), most
+    found, highest = at(rate), most
     if not bounds.is_empty:
         highest, high = (rate, most) if found is not None and found.keeps(bounds) else (0.0, min(rate, most))
         near = (high - highest) / PARTS
         while high - highest > max(near, highest / PARTS):
             middle = (highest + high) / 2
-            other = simulated(middle)
+            other = at(middle)
             highest, high = (middle, high) if other is not None and other.keeps(bounds) else (highest, middle)
     return ArrivalEstimate(
         arrivals=arrivals, rate=rate, seed=seed, capacity_per_s=most, simulated=found, bounds=bounds,

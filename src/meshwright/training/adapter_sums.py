@@ -73,7 +73,7 @@ def add_combined(
 
 
 def _matrices(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor, Tensor, float]]:
-    """Matrix, A, B and scale; of an adapter of query, key and value together, those of each."""
+    """Matrix, A, B and scale of an adapter. One of query, key and value together has three matrices, B and one A."""
     if isinstance(module, QkvAdapter):
         for part, b in module.lora_b.items():
             yield f"{name.rpartition('.')[0]}.{part}", module.lora_a.weight, b.get_parameter("weight"), module.scale
@@ -89,7 +89,7 @@ def _product(parts: list[_Part], *, density: float | None) -> Tensor:
 
 
 def _sum(each: Tensor, weights: Tensor, *, density: float | None) -> Tensor:
-    """The weighted sum over the first dimension; with a density that of TIES."""
+    """The weighted sum over the first dimension. With a density, TIES trims the values and elects their signs first."""
     if density is None:
         return (each * weights).sum(0)
     flat = each.flatten(1)

@@ -209,17 +209,17 @@ def import_weights(run: Run, weights: Path, *, folder: Path) -> Path:
 
 def _require_reference(run: Run, module: Transformer, weights: Path, *, origin: Origin | None) -> None:
     """Raise InputError where the loss compares with another model than the one that training begins with."""
+    if not run.train.has_reference:
+        return
+    hint = "`weights` names what training begins with"
     if run.lora is None:
         named = None if run.weights is None else find_weights(run.weights)
         is_other = named is None or origin is None or named.fingerprint != origin.fingerprint
     else:
-        zero = (".lora_a", ".lora_magnitude")  # what they change is nothing while B is zero
-        is_other = any(t.any() for name, t in adapters_of(module).items() if not any(end in name for end in zero))
-    if run.train.has_reference and is_other:
-        hint = "`weights` names what training begins with"
-        hint += (
-            "" if run.lora is None else ": `meshwright checkpoint to-hf WEIGHTS OUT --merge --adapter FOLDER` makes it"
-        )
+        unused = (".lora_a", ".lora_magnitude")  # of an adapter that has not trained: its B is zero
+        is_other = any(t.any() for name, t in adapters_of(module).items() if not any(end in name for end in unused))
+        hint += ": `meshwright checkpoint to-hf WEIGHTS OUT --merge --adapter FOLDER` makes it"
+    if is_other:
         raise InputError("the loss compares with `weights`, and these are others", got=str(weights), hint=hint)
 
 
