@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from math import gcd, inf
 from typing import Any
@@ -38,10 +38,13 @@ from meshwright.inference.serving import (
     started_ahead_s,
     steady,
 )
-from meshwright.records.serving import Arrivals, Load, due_times
+from meshwright.records.serving import Arrivals, Load, drawn_gaps, gap_seconds
 
 REQUESTS = 10_000
 """Whose latencies are taken, of one group of replicas: 100 are above the 99th percentile."""
+
+FEW_REQUESTS = REQUESTS // 10
+"""With which a search looks for numbers of replicas that all of them then judge."""
 
 EDGE, REPLACED = 0.1, 3.0  # requests before and after these: this share of them, and so often those in flight
 RAREST = 1e-6  # of the capacity: requests that are rarer do not meet
@@ -197,11 +200,12 @@ def simulate(
         in_flight = rate_load(asked, load, shown).concurrency or 0.0
     except InfeasibleError:  # of the mean queue of prompts, which holds no places here
         in_flight = full(asked, load)[1]
-    edge = int(max(EDGE * requests, REPLACED * in_flight / groups)) + 1
+    replaced = REPLACED / 2 if requests == FEW_REQUESTS else REPLACED
+    edge = int(max(EDGE * requests, replaced * in_flight / groups)) + 1
     one = replace(arrivals, offered_per_s=shown / groups)
     if groups > 1 and arrivals.arrivals is not Arrivals.CONSTANT:
         one = replace(one, arrivals=Arrivals.GAMMA, shape=(arrivals.shape or 1.0) * groups)
-    arrived_s = np.array(list(due_times(one, requests + 2 * edge, seed=seed)))
+    arrived_s = np.cumsum(gap_seconds(one, _gaps(replace(one, offered_per_s=None), requests + 2 * edge, seed)))
     lengths = drawn_lengths(load, len(arrived_s), seed=seed)
     first_s, end_s, queue_s = serve_all(asked, load, arrived_s, groups, lengths, replicas)
     taken, gaps = slice(edge, edge + requests), lengths[:, 1] - 1
@@ -213,6 +217,16 @@ def simulate(
         queue_share=queue_s / end_s.max() * groups / asked.of.layout.replicas,
         in_flight=float(inside.sum() / (end - begin)) * groups * rate / shown,
     )  # fmt: skip
+
+
+def _gaps(load: Load, count: int, seed: int) -> FloatArray:
+    """As `drawn_gaps` yields them."""
+    return _most_gaps(load, 1 << (count - 1).bit_length(), seed)[:count]
+
+
+@lru_cache(maxsize=16)
+def _most_gaps(load: Load, count: int, seed: int) -> FloatArray:
+    return np.fromiter(drawn_gaps(load, seed=seed), np.float64, count)
 
 
 def drawn_lengths(load: RequestLoad, count: int, *, seed: int) -> FloatArray:

@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from meshwright.arrays import FloatArray
 from meshwright.files import write_atomically
@@ -44,6 +43,8 @@ class HeldOut:
 
 def fit(points: Sequence[PublishedPoint], start: ServingCalibration | None = None) -> ServingCalibration:
     """Fit the constants to points with conditions, from those of `start` on; no points: the priors."""
+    from scipy.optimize import least_squares  # takes 0.3 s, which only a fit needs
+
     conditions = [p.conditions for p in points if p.conditions is not None]
     if not conditions:
         return _prior()

@@ -26,6 +26,7 @@ import numpy as np
 from meshwright.arrays import FloatArray, Mask
 from meshwright.errors import InfeasibleError
 from meshwright.inference.arrivals import (
+    FEW_REQUESTS,
     REQUESTS,
     ArrivalEstimate,
     LatencyLimits,
@@ -341,12 +342,23 @@ class _Counts:
     def keeps(self, replicas: int, requests: int = REQUESTS) -> bool:
         return (found := self.simulated(replicas, requests)) is not None and found.keeps(self.question.bounds)
 
+    def breaking(self, replicas: int) -> Simulated | None:
+        """Few requests that break a bound by so much that all of them would; None where all have to decide."""
+        found, bounds = self.simulated(replicas, FEW_REQUESTS), self.question.bounds
+        if found is None:
+            return None
+        latencies = zip(found.bounded(bounds), found.half_widths(bounds), (bounds.ttft_s, bounds.itl_s), strict=True)
+        is_broken = any(s > limit + max(CLEAR_RATIO * limit, CLEAR_WIDTHS * half_s) for s, half_s, limit in latencies)
+        return found if is_broken else None
+
     def fewest(self, most: int) -> int | None:
         """The fewest replicas that keep the bounds, up to `most`: looked for with few requests, found with all.
 
         Few requests can be far off near a bound, so strides from there double until some keep the bounds and fewer do
         not.
         """
+        if self.breaking(most):
+            return None
         some = self.counts[: most - self.counts[0] + 1]
         high = bisect_left(some, True, hi=len(some) - 1, key=partial(self.keeps, requests=FEW_REQUESTS))
         low, stride = high - 1, 1
@@ -414,7 +426,7 @@ def _by_arrivals(question: ServingQuestion, every: Sequence[_Counts]) -> list[La
             why = f"needs {one.counts[0] * size} devices or more"
         elif not (why := slow.setdefault(like, "") or one.broken_by_one()) and (replicas := one.fewest(most)) is None:
             why = f"needs more than {most * size} devices"
-            if (found := one.simulated(most)) is not None:
+            if (found := one.breaking(most) or one.simulated(most)) is not None:
                 ttft_s, itl_s = found.bounded(question.bounds)
                 whose = "mean" if (of := question.bounds.percentile) is None else f"p{of:g}"
                 broken = _broken(question.bounds, ttft_s, itl_s, f"({whose}) on {most * size} devices")
@@ -430,7 +442,8 @@ def _by_arrivals(question: ServingQuestion, every: Sequence[_Counts]) -> list[La
     return verdicts
 
 
-FEW_REQUESTS = REQUESTS // 10
+CLEAR_RATIO, CLEAR_WIDTHS = 0.1, 5.0
+"""Over a bound, and of the half width of a 95 % interval: means of few and of all requests differ by a few percent."""
 BOUND_BY = {
     "kv_cache": "KV cache is full", "engine": "sequences of the engine", "prefill": "replicas that prefill",
     "prompts": "every step is full of prompts",

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.optimize import least_squares
 
 from meshwright import files
 from meshwright.arrays import FloatArray
@@ -124,6 +123,8 @@ def _conditions(points: Sequence[MeasuredPoint]) -> list[PointConditions]:
 
 def _fit(points: Sequence[MeasuredPoint]) -> ServingCalibration:
     """Maximum a posteriori of the server's constants, with soft tails as in `inference.fit`."""
+    from scipy.optimize import least_squares  # takes 0.3 s, which only a fit needs
+
     conditions = _conditions(points)
     columns, log_values = log_predictor(conditions)
     base, _ = shipped_constants().prior_and_values(columns)

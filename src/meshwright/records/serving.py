@@ -18,14 +18,20 @@ import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
+from itertools import accumulate, islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
 from meshwright.json_values import parse_json
 from meshwright.records.fields import Fields
 from meshwright.records.files import Recorder, RowTable, SidecarFields, differing, read_sidecar, unfinished, whole_lines
+
+if TYPE_CHECKING:
+    from meshwright.arrays import FloatArray
+
+Gaps = TypeVar("Gaps", float, "FloatArray")
 
 SCHEMA = "meshwright bench serving 1"
 CSV_NAME, REQUESTS_NAME, SIDECAR_NAME = "serving.csv", "requests.jsonl", "serving.json"
@@ -94,20 +100,29 @@ def due_times(load: Load, count: int, *, seed: int) -> Iterator[float]:
 
     Gamma gaps have mean 1 / rate and squared coefficient of variation 1 / shape.
     """
-    rate, shape = load.offered_per_s, load.shape or 1.0
-    if rate is None:
-        raise InputError("an open loop needs requests per second")
-    rng, now_s = random.Random(f"arrivals {seed}"), 0.0
-    for _ in range(count):
+    return accumulate(gap_seconds(load, gap) for gap in islice(drawn_gaps(load, seed=seed), count))
+
+
+def drawn_gaps(load: Load, *, seed: int) -> Iterator[float]:
+    """Yield gaps of an open loop, without end and of no unit: `gap_seconds` scales them by the rate."""
+    rng, shape = random.Random(f"arrivals {seed}"), load.shape or 1.0
+    while True:
         match load.arrivals:
             case Arrivals.CONSTANT:
-                gap_s = 1 / rate
+                yield 1.0
             case Arrivals.GAMMA:
-                gap_s = rng.gammavariate(shape, 1 / (rate * shape))
+                yield rng.gammavariate(shape, 1.0)
             case _:
-                gap_s = rng.expovariate(rate)
-        now_s += gap_s
-        yield now_s
+                yield rng.expovariate(1.0)
+
+
+def gap_seconds(load: Load, gaps: Gaps) -> Gaps:
+    """Seconds of drawn gaps."""
+    if load.offered_per_s is None:
+        raise InputError("an open loop needs requests per second")
+    if load.arrivals is Arrivals.GAMMA:
+        return gaps * (1 / (load.offered_per_s * (load.shape or 1.0)))
+    return gaps / load.offered_per_s
 
 
 @dataclass(frozen=True, kw_only=True)
