@@ -6,10 +6,13 @@ import re
 from contextlib import suppress
 from functools import cache
 
-from meshwright.catalog.entries import CatalogKind, by_name, entry, names
+from meshwright.catalog.entries import CatalogKind, by_name, entry, names, normal_name
 from meshwright.errors import UnknownNameError
 from meshwright.files import record_of
 from meshwright.specs.model import Model
+
+MOST_SIMILAR = 6
+"""Names of models that a hint lists."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -104,17 +107,37 @@ def stored_as(repository: str) -> tuple[str, ...]:
     return tuple(mark for mark in marks if mark not in ("unsloth", "dynamic", "linearized", "mlx"))
 
 
+def models_like(name: str) -> list[str]:
+    """Names of models that are called `name` with other hyphens or marks of training, or else that begin with it.
+
+    >>> models_like("gemma-3-27b-it"), models_like("qwen3-30b")
+    (['gemma3-27b'], ['qwen3-30b-a3b'])
+    """
+    stem = _TRAINED.sub("", normal_name(name))
+    equal = [known for known in model_names() if known.replace("-", "") == stem.replace("-", "")]
+    return equal or [known for known in model_names() if known.startswith(f"{stem}-")]
+
+
 @by_name
 @cache
 def model(name: str) -> Model:
-    """The model `name` (or one of its aliases).
+    """The model `name`, one of its aliases, or the beginning of a name that one model alone has.
 
-    Raises UnknownNameError with the nearest known name.
+    Raises UnknownNameError with the nearest known names.
 
     >>> model("llama3-8b").num_layers
     32
-    >>> model("LLAMA3.1_405B").name
-    'llama3.1-405b'
+    >>> model("LLAMA3.1_405B").name, model("qwen3-235b").name
+    ('llama3.1-405b', 'qwen3-235b-a22b')
     """
-    found = entry(CatalogKind.MODEL, name)
+    try:
+        found = entry(CatalogKind.MODEL, name)
+    except UnknownNameError as error:
+        similar = models_like(name)
+        if len(similar) > 1:
+            more = f" and {len(similar) - MOST_SIMILAR} more" if len(similar) > MOST_SIMILAR else ""
+            error.hint = f"did you mean one of {', '.join(similar[:MOST_SIMILAR])}{more}?"
+        if len(similar) != 1:
+            raise
+        found = entry(CatalogKind.MODEL, similar[0])
     return record_of(Model, found.values, name=found.name)

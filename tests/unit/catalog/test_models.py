@@ -177,6 +177,30 @@ def test_llama4_is_its_language_part():
         assert float(parameters(name).active) == pytest.approx(17e9, rel=0.06)  # without the input embedding
 
 
+@pytest.mark.parametrize(
+    ("short", "name"),
+    [
+        ("qwen3-235b", "qwen3-235b-a22b"), ("Qwen3 30B", "qwen3-30b-a3b"), ("gemma-3-27b", "gemma3-27b"),
+        ("gemma-3-27b-it", "gemma3-27b"), ("llama3.1-70b-instruct", "llama3.1-70b"),
+        ("kimi-linear", "kimi-linear-48b-a3b"),
+    ],
+)  # fmt: skip
+def test_a_beginning_that_one_model_has_is_a_name(short, name):
+    assert model(short).name == name
+
+
+@pytest.mark.parametrize("short", ["mistral-7b", "gpt-oss", "qwen3"])
+def test_a_beginning_that_several_models_have_names_them(short):
+    with pytest.raises(UnknownNameError) as refused:
+        model(short)
+    assert (refused.value.hint or "").startswith(f"did you mean one of {short}-")
+
+
+def test_no_name_of_the_catalogue_is_another_one_with_other_hyphens():
+    squeezed = [name.replace("-", "") for name in model_names()]
+    assert len(set(squeezed)) == len(squeezed)
+
+
 def test_unknown_model_is_an_error():
     with pytest.raises(UnknownNameError, match="did you mean 'llama3-8b'"):
         model("lama3-8b")
