@@ -53,6 +53,16 @@ def digits_hint(text: str) -> str | None:
     return f"write the digits: {' or '.join(whole)}" if whole else None
 
 
+def parse_amount(text: str) -> str:
+    """Return digits for billions (B) and trillions (T), which mean one number each; other text as it is.
+
+    >>> parse_amount("15T"), parse_amount("2.5B"), parse_amount("128k")
+    ('15000000000000', '2500000000', '128k')
+    """
+    match = re.fullmatch(r"([0-9]{1,6}(?:\.[0-9]{1,6})?)\s?([BT])", text.strip())
+    return f"{float(match[1]) * _SUFFIXES[match[2].lower()][0]:.0f}" if match else text
+
+
 def parse_number(text: str) -> float:
     """Return the finite number that `text` spells. Raises ValueError for infinities, NaN and anything else.
 

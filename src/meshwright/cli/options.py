@@ -12,7 +12,7 @@ import click
 from meshwright.api.arguments import seconds
 from meshwright.errors import InputError
 from meshwright.targets import load
-from meshwright.units import digits_hint, parse_count
+from meshwright.units import digits_hint, parse_amount, parse_count
 
 Function = Callable[..., Any]
 Decorator = Callable[[Function], Function]
@@ -52,11 +52,11 @@ class CountRange(click.IntRange):
 
 
 class AmountType(click.types.FloatParamType):
-    """A number, whose message for "15T" has the digits that it may mean."""
+    """A number, as "15T" too; the message for "128k" has the digits that it may mean."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return super().convert(value, param, ctx)
+            return super().convert(parse_amount(value) if isinstance(value, str) else value, param, ctx)
         except click.BadParameter:
             if hint := digits_hint(str(value)):
                 self.fail(f"{value!r} is not a number: {hint}", param, ctx)

@@ -59,7 +59,7 @@ def test_an_option_of_another_tool_leads_to_ours(meshwright, typed, hint):
     [
         (["plan", "--seq", "128k"], "128000 or 131072"),
         (["plan", "--gbs", "8,192"], "8192"),
-        (["scale", "--tokens", "15T"], "15000000000000"),
+        (["scale", "--tokens", "15M"], "15000000 or 15728640"),
         (["scale", "--tokens", "many"], None),
     ],
 )
