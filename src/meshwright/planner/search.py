@@ -462,7 +462,7 @@ def _finish(
     # Further away the search was not complete, so a plan there may be beaten by one that was never scored.
     near = np.flatnonzero(kept.value <= kept.value.min() * (1 + kept.slack))
     front = near[_front_candidates(kept.value[near], kept.reserved_bytes[near])]
-    wanted = np.unique(np.concatenate([leaders, front]))
+    wanted = np.array(sorted({*leaders.tolist(), *front.tolist()}))
     found = dict(zip(wanted.tolist(), _ranked(kept.plan.take(wanted), model, goal, space), strict=True))
     ranked = sorted((found[i] for i in leaders.tolist()), key=best_first)
     return tuple(ranked), _unbeaten([found[i] for i in front.tolist()])

@@ -241,30 +241,40 @@ def pareto_svg(rows: Sequence[dict[str, Any]], *, x: Any, y: Any, title: str, is
     layers = [line.encode(order="x:Q"), base.mark_point(filled=True, size=70, opacity=1).encode(color=color)]
     if "low" in rows[0]:
         layers.append(base.mark_rule(strokeWidth=2).encode(y="low:Q", y2="high:Q", color=color))
-    on_phone = _apart(rows, width=NARROW_WIDTH, is_log=is_log)
+    on_phone = {row["name"] for row in _apart(rows, width=NARROW_WIDTH, is_log=is_log)}
     for row in _apart(rows, width=WIDTH - 60, is_log=is_log):
-        left = row["align"] == "left"
         text = chart_of([row]).mark_text(
-            align=row["align"], dx=7 if left else -7, dy=-6, color=INK, style=[] if row in on_phone else [ROOMY]
-        )
+            align=row["align"], dx=NAME_GAP if row["align"] == "left" else -NAME_GAP, dy=-6, color=INK,
+            style=[] if row["name"] in on_phone else [ROOMY],
+        )  # fmt: skip
         layers.append(text.encode(x=x, y=y, text="name:N"))
     return svg(alt.layer(*layers).properties(width=WIDTH, height=PARETO_HEIGHT), title=title)
 
 
+NAME_GAP = 7
+"""Pixels between a point, of about 5 around its middle, and its name."""
+
+
 def _apart(rows: Sequence[dict[str, Any]], *, width: float, is_log: bool) -> list[dict[str, Any]]:
-    """Rows whose names have room in a plot of this width, first those on the front; `align` is the side of the name."""
-    along = [np.log(row["x"]) if is_log else row["x"] for row in rows]
-    start, end = (min(along), max(along)) if is_log else (0.0, max(along))
+    """Rows whose names have room in a plot of this width, first those on the front, and cover no point."""
+    along = [np.log10(row["x"]) if is_log else row["x"] for row in rows]
+    start, end = (np.floor(min(along)), np.ceil(max(along))) if is_log else (0.0, max(along))
     low, high = min(row["y"] for row in rows), max(row["y"] for row in rows)
-    kept: list[tuple[float, float, float]] = []
+    left = [(at - start) / ((end - start) or 1.0) * width for at in along]
+    top = [(high - row["y"]) / ((high - low) or 1.0) * PARETO_HEIGHT for row in rows]
+    taken = [(x - 5, x + 5, y - 5, y + 5) for x, y in zip(left, top, strict=True)]  # by points, then by names
     found = []
-    for at, row in sorted(zip(along, rows, strict=True), key=lambda item: item[1]["front"] != "yes"):
-        begin, size = (at - start) / ((end - start) or 1.0) * width + 7, LETTER_WIDTH * len(row["name"])
-        left = begin + size <= width
-        begin, top = begin if left else begin - 14 - size, (high - row["y"]) / ((high - low) or 1.0) * PARETO_HEIGHT
-        if begin >= 0 and not any(begin < e and b < begin + size and abs(top - t) < 17 for b, e, t in kept):
-            kept.append((begin, begin + size, top))
-            found.append(row | {"align": "left" if left else "right"})
+    for n in sorted(range(len(rows)), key=lambda n: rows[n]["front"] != "yes"):
+        size = LETTER_WIDTH * len(rows[n]["name"])
+        for align in ("left", "right"):
+            begin = left[n] + NAME_GAP if align == "left" else left[n] - NAME_GAP - size
+            box = (begin, begin + size, top[n] - 17, top[n] - 3)
+            others = (other for m, other in enumerate(taken) if m != n)
+            is_free = not any(box[0] < e and b < box[1] and box[2] < d and u < box[3] for b, e, u, d in others)
+            if is_free and begin >= 0 and box[1] <= width:
+                taken.append(box)
+                found.append(rows[n] | {"align": align})
+                break
     return found
 
 

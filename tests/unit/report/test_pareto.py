@@ -28,10 +28,16 @@ def test_a_name_that_would_lie_on_one_of_the_front_is_left_out():
     assert drawn_names(rows) == {"point best", "point far", "point low"}
 
 
+def test_no_name_covers_a_point():
+    """Of a plot from 1 to 100 across."""
+    rows = [row("a" * 20, 3.0, 0.9, "yes"), row("b", 5.0, 0.905), row("low", 1.0, 0.0), row("far", 99.0, 1.0)]
+    assert f"point {'a' * 20}" not in drawn_names(rows)
+    assert f"point {'a' * 20}" in drawn_names([rows[0], *rows[2:]])
+
+
 def test_a_phone_has_room_for_fewer_names():
     rows = [row("left", 1.0, 0.5, "yes"), row("right", 2.5, 0.505), row("far", 100.0, 1.0), row("low", 1.0, 0.1)]
-    assert "point right" in drawn_names(rows)
-    assert "point right" not in drawn_names(rows, narrow=True)
+    assert drawn_names(rows) - drawn_names(rows, narrow=True) == {"point left"}  # it would cover the point to its right
 
 
 def test_a_name_at_the_right_edge_stands_left_of_its_point():
