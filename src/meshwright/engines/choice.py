@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from meshwright.catalog.engines import ANY, engine_names
+from meshwright.catalog.engines import ANY, engines_on
 from meshwright.catalog.stacks import notes_on_framework
 from meshwright.engines.base import Unsupported, check_export, find_engine, refuse
 from meshwright.engines.software_line import note_on_left_switches, switches_without_setting
@@ -55,7 +55,8 @@ def with_usual_engine(run: Run) -> Run:
     """
     if run.cluster is None or run.calibration is not None or run.cluster.accelerator.vendor == THIS_MACHINE:
         return run
-    runs_by_engine = {name: num_measured(name, run.cluster.accelerator.vendor) for name in engine_names()}
+    accelerator = run.cluster.accelerator
+    runs_by_engine = {name: num_measured(name, accelerator.vendor) for name in engines_on(accelerator)}
     for name in sorted(filter(runs_by_engine.get, runs_by_engine), key=runs_by_engine.__getitem__, reverse=True):
         named = with_engine(run, name)
         if not not_run(named):

@@ -2,9 +2,24 @@ import csv
 
 import pytest
 
+from tests.every_member import check_every
+
 from meshwright import runfile
+from meshwright.catalog import lookup as catalog
 
 ASKED = ("plan", "--model", "llama3-8b", "--cluster", "h100-8x2", "--gbs", 64, "--seq", 4096)
+
+
+def test_accelerators_of_every_vendor_are_planned_without_an_engine(meshwright):
+    """Trainium's rates are those of TPUs, on which MaxText was measured and which it runs on."""
+    of_vendor = {catalog.accelerator(name).vendor: name for name in catalog.accelerator_names() if name != "cpu"}
+    assert {"AWS", "Google", "AMD", "NVIDIA"} < set(of_vendor)
+
+    def check(name):
+        outcome = meshwright(*ASKED[:3], "--cluster", f"{name}-4x4", *ASKED[5:], "--top", 1)
+        assert outcome.exit_code == 0, outcome.stderr
+
+    check_every(of_vendor.values(), check)
 
 
 def test_json_has_the_promised_shape(meshwright):
