@@ -274,8 +274,8 @@ def _plan_of_own_engine(run: Run, fixed: Mapping[str, object]) -> str:
     """The native engine's first plan of a run that names no engine, as a hint; empty where it has none."""
     if not run.is_engine_open or run.engine == NATIVE:
         return ""
-    native = choice.with_engine(run, NATIVE)
     try:
+        native = choice.with_engine(run, NATIVE)
         found = best_plans(fixing(free_request(native), fixed), goal=goal_of(native))
     except MeshwrightError:
         return ""

@@ -145,7 +145,7 @@ TRAINED_WITH = "nemo"
 """Training software whose calibration stands for a device's GEMMs: the ratio depends on the device and its format."""
 
 _RECIPES = {"fp4": {"AMD": "mxfp4"}, "tf32": {}}
-_RECIPE_OF = {"fp32": "fp32", "bf16": "bf16", "fp8": "fp8", "fp4": "nvfp4"}
+_RECIPE_OF = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8", "fp4": "nvfp4"}
 
 
 def trained_gemm_ratio(served: Served) -> float:

@@ -1,7 +1,6 @@
 import csv
 
 import pytest
-
 from tests.every_member import check_every
 
 from meshwright import runfile
@@ -20,6 +19,14 @@ def test_accelerators_of_every_vendor_are_planned_without_an_engine(meshwright):
         assert outcome.exit_code == 0, outcome.stderr
 
     check_every(of_vendor.values(), check)
+
+
+def test_a_run_that_is_too_large_for_tpus_is_refused_for_its_memory(meshwright):
+    asked = ("plan", "--model", "qwen3-coder-480b-a35b", "--cluster", "tpu-v4-2x4", "--gbs", 8, "--seq", 512)
+    outcome = meshwright(*asked)
+    assert outcome.exit_code == 1
+    assert "device memory" in outcome.stderr
+    assert "native" not in outcome.stderr.partition("hint")[2]
 
 
 def test_json_has_the_promised_shape(meshwright):

@@ -6,6 +6,7 @@ import tomllib
 from importlib.resources import files
 
 import pytest
+from tests.every_member import check_every
 
 from meshwright.api.inference import ENGINES
 from meshwright.catalog import lookup as catalog
@@ -88,6 +89,17 @@ def test_what_an_engine_does_not_run_is_refused(meshwright, precision, engine, d
         shown = meshwright("inference", command, *asked, *load)
         assert shown.exit_code == 2
         assert "is not known to multiply" in shown.stderr
+
+
+def test_every_accelerator_serves_a_model_in_16_bits(meshwright):
+    """V100 multiplies fp16 and no bf16."""
+
+    def check(name):
+        tokens = ("--input-tokens", 64, "--output-tokens", 16)
+        outcome = meshwright("inference", "estimate", "--model", "qwen3-0.6b", "--cluster", f"{name}-1x1", *tokens)
+        assert outcome.exit_code == 0, outcome.stderr
+
+    check_every([name for name in catalog.accelerator_names() if name != "cpu"], check)
 
 
 def test_all_engines_run_formats_that_name_none():
