@@ -115,7 +115,7 @@ def _unit_hint(path: KeyPath) -> str | None:
 def _unknown_key(path: KeyPath, root: type) -> RunFileProblem:
     key = str(path[-1])
     known = schema.known_keys(path[:-1], root)
-    near = nearest(key, known)
+    near = nearest(key, known) or next((k for k in known if k.startswith(f"{key}_") or k.endswith(f"_{key}")), None)
     elsewhere = [k for k in schema.all_fields(root) if k.rpartition(".")[2] == key]
     if root is schema.RunFile and (synonym := key_for(key)):
         hint = f"the key is `{synonym}`"

@@ -43,12 +43,19 @@ def test_every_synonym_is_of_a_key_that_exists():
         ("parallel: {tensor_model_parallel_size: 8}", "parallel.tensor"),
         ("optimizer: {Warmup: 100}", "optimizer.warmup_steps"),
         ("train: {max_steps: 100}", "train.steps"),
+        ("task: lora\nlora: {load_in_4bit: true}", "lora.base_format"),
     ],
 )
 def test_an_unknown_key_leads_to_ours(line, key):
     with pytest.raises(RunFileError) as caught:
         runfile.loads(TEXT + line, file="run.yaml")
     assert caught.value.hint == f"the key is `{key}`"
+
+
+def test_a_part_of_a_key_of_the_section_comes_before_keys_of_others():
+    with pytest.raises(RunFileError) as caught:
+        runfile.loads(TEXT + "task: lora\nlora: {base: nf4}", file="run.yaml")  # there is `model.base`
+    assert caught.value.hint == "did you mean 'base_format'?"
 
 
 @pytest.mark.parametrize(("word", "ours"), [("q_proj", "query"), ("gate_up_proj", "gate, up"), ("c_attn", "qkv")])
