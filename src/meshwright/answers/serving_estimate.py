@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
+from math import inf, isfinite
 from pathlib import Path
 from typing import Any
 
@@ -87,10 +87,11 @@ class ServingEstimate(Result):
         rows = []
         for found, price in zip(self.loads, self.prices(), strict=True):
             out, itl = found.output_tokens_per_s, found.itl
+            speed = f"{found.interactivity:.0f}" if isfinite(found.interactivity) else ""  # none of one-token answers
             rows.append(
                 (_in_flight(found), seconds(found.ttft.value), seconds(itl.value),
                  f"{rate(out.value)} ({rate(out.low)} to {rate(out.high)})", rate(found.total_tokens_per_s.value),
-                 f"{found.interactivity:.0f}", "" if price is None else f"{price.usd_per_million_output:.3g}",
+                 speed, "" if price is None else f"{price.usd_per_million_output:.3g}",
                  found.limit.binds)
             )  # fmt: skip
         headings = ("in flight", "TTFT", "ITL", "output tokens/s", "total", "per user", "USD/M output", "bound by")

@@ -133,11 +133,21 @@ class ServingPlan(Result):
     def front_table(self) -> TextTable:
         """Throughput per device against interactivity."""
         rows = [
-            (p.describe(), rate(p.tokens_per_s_per_device), f"{p.interactivity:.1f}", seconds(p.ttft_s))
+            (
+                p.describe(),
+                rate(p.tokens_per_s_per_device),
+                f"{p.interactivity:.1f}" if p.itl_s else "",
+                seconds(p.ttft_s),
+            )
             for p in self.search.front
         ]
         headings = ("layout", "tokens/s/device", "tokens/s/user", "TTFT")
         return TextTable(title="", headings=headings, rows=rows)
+
+
+def _speed(point: layouts.LayoutPoint) -> str:
+    """Tokens/s of one user; empty for answers of one token."""
+    return f"{point.interactivity:.1f}" if point.itl_s else ""
 
 
 def _layout_row(found: layouts.LayoutVerdict) -> tuple[str, ...]:

@@ -281,3 +281,11 @@ def test_a_plan_writes_what_starts_its_servers(meshwright, tmp_path):
     done = meshwright("inference", "plan", *options, "--engine", "generic", "--write", tmp_path / "none")
     assert done.exit_code == 2
     assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("verb", ["estimate", "plan"])
+def test_answers_of_one_token_have_no_speed(meshwright, verb):
+    tokens = ("--input-tokens", 64, "--output-tokens", 1)
+    outcome = meshwright("inference", verb, "--model", "qwen3-0.6b", "--cluster", "h100-1x1", *tokens)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "inf " not in outcome.stdout
