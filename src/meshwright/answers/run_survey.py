@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,8 @@ from meshwright.result import Result
 _NODES = sorted(size << power for power in range(11) for size in (1, 3, 5, 7, 9))
 CLUSTERS = (*(f"h100-8x{nodes}" for nodes in dict.fromkeys((64, *_NODES))), "h100-4x1", "h100-2x1", "h100-1x1")
 """Clusters that a file is read on where none is given: the first that its degrees fill."""
+CLUSTER_OF_HINT = re.compile(r"hint: --cluster (\S+)")
+"""The cluster that a refusal names: what is refused there is the reason, and not its size."""
 NOT_OF_CLUSTERS = 4
 """Clusters, of 64, 1, 2 and 3 nodes, on all of which the same reason refuses a file on any."""
 
@@ -122,13 +125,17 @@ def _surveyed(
     reasons: tuple[str, ...] = ()
     num_equal = 0
     source = str(path) if found.engine == "torchtitan" else shlex.quote(str(path))  # others split it as a shell does
-    for cluster in clusters:
+    queue = [*clusters]
+    for cluster in queue:
         try:
             read = import_configuration(source, engine=found.engine, cluster=cluster, ignore=ignore)
         except MeshwrightError as error:
             found_here = tuple(filter(None, (error.message, error.hint and f"hint: {error.hint}")))
-            reasons = reasons or found_here
+            named = CLUSTER_OF_HINT.search(" ".join(reasons))
+            reasons = found_here if not reasons or (named and named[1] == cluster) else reasons
             num_equal += found_here == reasons
+            named = CLUSTER_OF_HINT.search(" ".join(found_here))
+            queue += [named[1]] if named and len(clusters) > 1 and named[1] not in queue else []
             if num_equal == NOT_OF_CLUSTERS:
                 break
         except Exception as error:  # one file that breaks a reader does not end the survey

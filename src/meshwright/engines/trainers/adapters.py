@@ -115,7 +115,7 @@ def _targets(settings: Settings, model: Model) -> list[str]:
     found |= mlp if settings.truth("adapted_mlp") else set()
     found |= linear if settings.truth("all_linear") else set()
     for name in _names(given, settings):
-        if name in ("all", "all-linear"):
+        if name in ("all", "all-linear", "*_proj"):
             found |= linear
         elif name in LORA_TARGETS and ((in_files and name not in in_files) or LORA_TARGETS[name] in {*MLP} - mlp):
             settings.notes.append(f"{settings.key('targets')}: {model.name} has no {name}, and PEFT passes it over")

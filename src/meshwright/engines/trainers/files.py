@@ -161,11 +161,12 @@ def _sort(
     flat = _flat(kind, content)
     for condition, defaults in kind.own_defaults.items():
         key, _, value = condition.partition("=")
-        for name, default in defaults.items() if flat.get(key) == value else ():
+        for name, default in defaults.items() if str(flat.get(key)).lower() == value.lower() else ():
             if flat.get(name) is None:
                 settings.give(kind.keys[name], Given(value=default, key=f"{name} by default", file=file), of=kind)
     for key, value in flat.items():
-        if value is None or (value == "auto" and kind.title == "DeepSpeed"):
+        is_unset = key in kind.keys and any(type(value) is type(one) and value == one for one in kind.off.get(key, ()))
+        if value is None or is_unset or (value == "auto" and kind.title == "DeepSpeed"):
             continue
         if key in kind.deprecated and not kind.is_off(key, value):
             settings.deprecated.append(f"{key}, now {kind.deprecated[key]}")

@@ -27,6 +27,7 @@ from meshwright.hub import is_hub_name
 from meshwright.runfile import document as documents
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Cluster
+from meshwright.specs.model import Model
 
 STAGES = ("none", "optimizer", "gradients", "parameters")
 """Sharding by the stage of ZeRO."""
@@ -67,15 +68,18 @@ def import_trainer(
     for setting, section in (("sequence_length", "data"), ("micro", "batch"), ("preference", "train")):
         if setting in (found := over.value.get(section, {})):
             settings.given[setting] = Given(value=found[setting], key=setting, file=settings.file)
+    _replace(settings)
     component, kind = _builder(settings)
     _assume_length(settings, component or settings.get("model"))
     _ask(settings)
     model = _model(settings, component=component, instead=over.value.get("model"))
-    task = lora_task(settings, kind=kind, model=named_model(model["model"]))
+    task = lora_task(settings, kind=kind, model=(shapes := named_model(model["model"])))
     pairs = _preference(settings, task)
-    parallel = _parallel(settings, target)
+    parallel = _parallel(settings, target, shapes)
     precision, wide = _precision(settings, is_full=not task)
     batch = _batch(settings, ranks=parallel["data_shard"] * parallel["data_replicate"])
+    if parallel.get("pipeline", 1) > 1:
+        batch |= _micro_of_pipeline(settings, batch, ranks=parallel["data_shard"] * parallel["data_replicate"])
     once = _reduces_once(settings, parallel, batch, is_full=not task) | _offloaded(settings, parallel["recompute"])
     content: dict[str, Any] = {
         **model,
@@ -86,7 +90,7 @@ def import_trainer(
         "cluster": cluster,
         "parallel": parallel,
         "engine": "native",
-        "stack": _stack(settings, target, precision=precision, wide=wide) | once,
+        "stack": _stack(settings, target, shapes, precision=precision, wide=wide) | once,
         "train": _train(settings) | pairs,
         **task,
     }
@@ -103,6 +107,15 @@ def import_trainer(
     return with_stated_software(
         found, documents.read_text(settings.file, kind="configuration"), file=str(settings.file)
     )
+
+
+def _replace(settings: Settings) -> None:
+    """Take a key in place of another one that it makes idle."""
+    if "packed_length" in settings.given:  # of a sequence of several samples, whose own length is another key
+        settings.given["sequence_length"] = settings.given.pop("packed_length")
+        settings.defaults["packing"] = True
+    if "attention_of_transformers" in settings.given:  # for models that the trainer has not written itself
+        settings.given.setdefault("attention", settings.given.pop("attention_of_transformers"))
 
 
 def _builder(settings: Settings) -> tuple[str | None, str | None]:
@@ -239,12 +252,14 @@ def _note_reading(settings: Settings, name: str, *, known: str, named: str, is_c
         settings.notes.append(f"{key}: {name} is {part}")
 
 
-def _parallel(settings: Settings, cluster: Cluster) -> dict[str, Any]:
+def _parallel(settings: Settings, cluster: Cluster, model: Model) -> dict[str, Any]:
     """Return the plan. Raises InputError for degrees and numbers of processes that are not those of the cluster."""
     devices = cluster.num_devices
     _match_devices(settings, cluster)
     inner = {name: settings.count(name) or 1 for name in ("tensor", "context")}
-    ranks, rest = divmod(devices, inner["tensor"] * inner["context"])
+    if (pipeline := settings.count("pipeline") or 1) > 1:
+        inner |= {"pipeline": pipeline}
+    ranks, rest = divmod(devices, math.prod(inner.values()))
     if rest:
         raise InputError(f"degrees of {inner} do not divide the {devices} devices of the cluster")
     sharding, is_hybrid = _sharding(settings)
@@ -253,22 +268,57 @@ def _parallel(settings: Settings, cluster: Cluster) -> dict[str, Any]:
     if shard > 1 and sharding == "none":
         sharding = "parameters"
     if is_hybrid and not shard and cluster.devices_per_node < devices:
-        shard = max(1, cluster.devices_per_node // (inner["tensor"] * inner["context"]))
+        shard = max(1, cluster.devices_per_node // math.prod(inner.values()))
     is_shard_stated = stated["data_shard"] > 0
     shard = shard or ranks // max(1, replicate)
     replicate = replicate or (1 if is_shard_stated else ranks // shard)
-    if shard * replicate != ranks:
+    if shard * replicate != ranks or settings.count("data_ranks") not in (None, ranks):
         got = f"{shard} sharded x {replicate} replicated"
         raise InputError(f"data-parallel ranks are not the {ranks} of the cluster", got=got)
     is_offloaded = any(_device(settings, name) for name in ("offload_optimizer", "offload_parameters"))
     if _device(settings, "offload_parameters"):
         settings.notes += not_estimated([f"{settings.key('offload_parameters')}: parameters in host memory"])
     return {
-        "data_shard": shard, "data_replicate": replicate, **inner, "expert": settings.count("expert") or 1,
+        "data_shard": shard, "data_replicate": replicate, **inner, **_schedule_of(settings, pipeline, model),
+        "expert": settings.count("expert") or 1,
         "sequence_parallel": settings.truth("sequence_parallel"), "sharding": sharding,
         "recompute": _recompute(settings, devices=devices),
         "offload": "optimizer" if is_offloaded else "none",
     }  # fmt: skip
+
+
+def _schedule_of(settings: Settings, pipeline: int, model: Model) -> dict[str, Any]:
+    """Return schedule and stages of a rank of a pipeline, which come from the layers of a stage; nothing without one.
+
+    Schedules with several stages of a rank have two where the file does not give their layers.
+    """
+    if pipeline == 1:
+        return {}
+    schedule = settings.text("pipeline_schedule") or "1f1b"
+    if schedule != "interleaved":
+        return {"schedule": schedule}
+    stages = 2 * pipeline
+    if layers := settings.count("stage_layers"):
+        stages = math.ceil(model.num_layers / layers)
+        rounding = settings.text("stage_rounding")
+        if rounding == "up":
+            stages = math.ceil(stages / pipeline) * pipeline
+        elif rounding == "down":
+            stages = stages // pipeline * pipeline
+    if stages % pipeline or stages < 2 * pipeline:
+        raise settings.error("stage_layers", f"{stages} stages are not two or more on each of {pipeline} ranks")
+    return {"schedule": schedule, "virtual_pipeline": stages // pipeline}
+
+
+def _micro_of_pipeline(settings: Settings, batch: Mapping[str, Any], *, ranks: int) -> dict[str, int]:
+    """Return the micro-batch of a pipeline, of which a rank's batch has several."""
+    micro, rest = settings.count("pipeline_micro") or 1, batch["micro"]
+    if rest % micro:
+        raise settings.error("pipeline_micro", "does not divide the batch of a rank", allowed=f"a divisor of {rest}")
+    if batch["global_sequences"] > rest * ranks:
+        key = settings.key("micro")
+        settings.notes += not_estimated([f"{key}: the pipeline empties after each {rest} sequences of a rank"])
+    return {"micro": micro}
 
 
 def _match_devices(settings: Settings, cluster: Cluster) -> None:
@@ -304,6 +354,8 @@ def _sharding(settings: Settings) -> tuple[str, bool]:
     named = " ".join(given) if isinstance(given, list) and all(isinstance(x, str) for x in given) else given
     kinds = {*re.split(r"[\s,]+", named.lower())} if isinstance(named, str) else set()
     reshard, stated = settings.get("fsdp_reshard"), settings.get("fsdp_sharding")
+    if reshard is None and (settings.count("pipeline") or 1) > 1:
+        reshard = False  # as torchtitan and NeMo AutoModel have it: each micro-batch would gather again
     kinds |= {str(one).lower() for one in (reshard, stated) if one is not None and not isinstance(one, bool)}
     kinds -= {"", "auto_wrap", "true"}
     if not isinstance(given, str | list | bool | None):
@@ -411,7 +463,7 @@ def _schedule(settings: Settings) -> dict[str, Any]:
     kind, _, warm_up = (settings.text("schedule") or "constant").partition(" ")
     warm = {} if kind == "constant" and not warm_up else _warm_up(settings, steps)
     rate, final = settings.number("learning_rate"), settings.number("final_ratio")
-    if final is None and rate and (last := settings.number("final_rate")) is not None:
+    if "final_ratio" not in settings.given and rate and (last := settings.number("final_rate")) is not None:
         final = last / rate
     found: dict[str, Any] = {"schedule": kind, **warm}
     cycles = settings.number("cycles")
@@ -496,6 +548,7 @@ def _precision(settings: Settings, *, is_full: bool) -> tuple[str, str]:
     if not stated and not named and "bf16" not in settings.given and settings.truth("bf16"):
         stated = ["bf16"]  # a default
     found = stated[0].removeprefix("pure_").partition("_")[0] if stated else named or "fp32"
+    found = settings.text("fp8_recipe") or found
     loads_wide = settings.text("weights_format") == "fp32"
     is_wide = bool(wide) or loads_wide or settings.text("trained_format") == "fp32" or "zero_stage" in settings.given
     is_wide |= not is_full  # PEFT casts adapters to fp32 (autocast_adapter_dtype)
@@ -506,7 +559,7 @@ def _precision(settings: Settings, *, is_full: bool) -> tuple[str, str]:
     return found, "" if not is_wide else "all" if stays_wide and not is_full else "trained"
 
 
-def _stack(settings: Settings, cluster: Cluster, *, precision: str, wide: str) -> dict[str, Any]:
+def _stack(settings: Settings, cluster: Cluster, model: Model, *, precision: str, wide: str) -> dict[str, Any]:
     """Return the trainer's software, and switches that it states."""
     name = settings.table.framework
     by_weights = {"trained": "transformers-fp32", "all": "transformers-fp32-base"}
@@ -518,6 +571,8 @@ def _stack(settings: Settings, cluster: Cluster, *, precision: str, wide: str) -
         if settings.truth(f"attention_{name}") and "attention" not in settings.given:
             key = settings.key(f"attention_{name}")
             settings.give("attention", Given(value=value, key=key, file=settings.file), of=settings.table)
+    if model.experts is not None and settings.get("dispatcher"):
+        found["dispatcher"] = settings.text("dispatcher")
     names = (settings.text("attention") or "").split()
     kernels = [name for name in names if runs_on(AttentionKernel(name), cluster.accelerator)]
     if names and not kernels:

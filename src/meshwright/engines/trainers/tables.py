@@ -2,7 +2,7 @@
 
     keys           their key -> setting, a name that all trainers share (`run_content` makes the run file of them)
     defaults       setting -> the trainer's own default
-    own_defaults   "key=value" -> keys that have a default of the file's own program where its key has this value
+    own_defaults   "key=value" -> keys with a default of the file's own where its key has this value, capital or not
     values         setting -> their value -> ours; "ours: note" where ours is another one
     refused        reason -> keys that are refused where they are set
     not_estimated  keys that change speed or memory in a way that run files do not have
@@ -33,8 +33,9 @@ from typing import Any
 
 FOLDER = Path(__file__).with_name("tables")
 ORDER = (
-    "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory", "openinstruct", "firefly",
-    "trl_pairs", "trl", "swift", "deepspeed_chat", "scripts", "transformers", "accelerate", "deepspeed",
+    "automodel", "oumi", "torchtune", "litgpt_lora", "litgpt_pretrain", "litgpt", "axolotl", "llamafactory",
+    "openinstruct", "firefly", "trl_pairs", "trl", "swift", "deepspeed_chat", "scripts", "transformers", "accelerate",
+    "deepspeed",
 )  # fmt: skip
 """Tables in the order in which their marks are looked for: special ones first."""
 OFF = (None, False, "", [], {}, "none", "None", "no", "off", "false")
