@@ -3,6 +3,7 @@
 fact      a value that most nodes share (driver, kernel, ...): more than half of the nodes that report it. A node that
           lacks a fact which more than half of all nodes have differs, too: it may have no device at all
 measure   a number (GEMM rate, clock, ...): the worst device of a node against the median over the nodes
+time      offset from network time: a node's clock against the median over the nodes
 """
 
 from __future__ import annotations
@@ -15,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from meshwright.doctor.examine import REPORT, VERSION
-from meshwright.doctor.verdict import DATA
+from meshwright.doctor.verdict import DATA, CheckStatus, limits
 from meshwright.errors import InputError
 from meshwright.files import toml_table
 from meshwright.json_values import load_json
 
 EXCLUDE, LISTED = "exclude", "report"
+CLOCK = "time.offset"
 ABSENT = "not reported"
 
 
@@ -92,6 +94,8 @@ def compare(reports: Sequence[dict[str, Any]]) -> NodeComparison:
     for check, shares in tables["measures"].items():
         worst = {r["host"]: low for r in reports if (low := _lowest(r, check)) is not None}
         outliers += _by_measure(check, worst, shares, majority=majority)
+    offsets_s = {r["host"]: own_s for r in reports if (own_s := _lowest(r, CLOCK)) is not None}
+    outliers += _by_clock(offsets_s, majority=majority)
     failed = {r["host"]: _failed(r) for r in reports}
     return NodeComparison(
         hosts=tuple(hosts),
@@ -135,6 +139,19 @@ def _by_measure(
             follows = EXCLUDE if value < shares[EXCLUDE] * median else LISTED
             found.append(Outlier(host=host, what=check, value=value, majority=median, follows=follows))
     return found
+
+
+def _by_clock(offsets_s: dict[str, float], *, majority: dict[str, float | str]) -> list[Outlier]:
+    """Find clocks that differ from the others', of which each may be near network time."""
+    if len(offsets_s) < 2:
+        return []
+    median_s = majority[CLOCK] = statistics.median(offsets_s.values())
+    follows = {CheckStatus.WARN: LISTED, CheckStatus.FAIL: EXCLUDE}
+    return [
+        Outlier(host=host, what=CLOCK, value=own_s, majority=median_s, follows=follows[status])
+        for host, own_s in offsets_s.items()
+        if (status := limits()[CLOCK].status_of(own_s - median_s)) in follows
+    ]
 
 
 def _lowest(report: dict[str, Any], check: str) -> float | None:

@@ -57,13 +57,15 @@ class CheckLimit:
     @property
     def bound(self) -> float:
         """First bound that a value crosses from good to bad."""
-        bounds = (self.warn_below, self.fail_below, self.warn_above, self.fail_above)
+        bounds = (self.warn_above, self.fail_above, self.warn_below, self.fail_below)
         return next(b for b in bounds if b is not None)
 
     @property
     def sign(self) -> str:
         """Sign of good values relative to the bound."""
-        return "≥" if self.warn_below is not None or self.fail_below is not None else "≤"
+        sides = (self.fail_below, self.warn_below), (self.warn_above, self.fail_above)
+        is_low, is_high = (any(bound is not None for bound in side) for side in sides)
+        return "±" if is_low and is_high else "≥" if is_low else "≤"
 
     def status_of(self, value: float) -> CheckStatus:
         """Return the status of a value, or of its share of the expected one."""

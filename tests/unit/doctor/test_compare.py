@@ -7,6 +7,7 @@ import json
 import pytest
 
 from meshwright.doctor.compare import compare, read_report
+from meshwright.doctor.verdict import CheckStatus
 from meshwright.errors import InputError
 
 
@@ -51,6 +52,39 @@ def test_one_node_that_differs(other, what, follows):
     found = compare(cluster(other))
     assert [(o.host, o.what, o.follows) for o in found.outliers] == [("odd", what, follows)]
     assert found.exclude == (("odd",) if follows == "exclude" else ())
+
+
+def test_an_offset_of_the_clock_has_a_sign(look, healthy):
+    for word, sign in (("slow", -1), ("fast", 1)):
+        healthy.commands["chronyc"] = f"System time     : 0.410000000 seconds {word} of NTP time\n"
+        (found,) = look(healthy, chosen=("host",))["time.offset"]
+        assert (found.measured, found.expected, found.status) == (sign * 0.41, 0.1, CheckStatus.WARN)
+
+
+@pytest.mark.parametrize(
+    ("usual_s", "odd_s", "follows"),
+    [
+        (0.0, 0.05, None), (0.0, 0.4, "report"), (0.0, -0.4, "report"), (0.06, -0.06, "report"), (2.0, 2.05, None),
+        (20.0, -20.0, "exclude"), (-20.0, 20.0, "exclude"), (0.0, 41.0, "exclude"),
+    ],
+)  # fmt: skip
+def test_a_clock_is_held_against_those_of_the_others(usual_s, odd_s, follows):
+    nodes = cluster(report("odd"))
+    for node in nodes:
+        offset_s = odd_s if node["host"] == "odd" else usual_s
+        node["checks"].append({"check": "time.offset", "status": "warn", "measured": offset_s, "unit": "s"})
+    found = compare(nodes)
+    assert [(o.host, o.what, o.value, o.majority) for o in found.outliers] == (
+        [("odd", "time.offset", odd_s, usual_s)] if follows else []
+    )
+    assert found.exclude == (("odd",) if follows == "exclude" else ())
+
+
+def test_the_clock_of_one_node_and_the_words_of_systemd_are_compared_with_nothing():
+    nodes = cluster()
+    nodes[0]["checks"].append({"check": "time.offset", "status": "fail", "measured": 41.0})
+    nodes[1]["checks"].append({"check": "time.offset", "status": "pass", "measured": "synchronised: yes"})
+    assert compare(nodes).outliers == ()
 
 
 def test_the_worst_device_of_a_node_counts():

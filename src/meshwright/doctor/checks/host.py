@@ -140,17 +140,17 @@ def _inodes(node: Node) -> Iterator[CheckVerdict]:
 
 
 def _time(node: Node) -> Iterator[CheckVerdict]:
-    """Offset from network time by chrony; without it, systemd's synchronization state."""
+    """Offset from network time by chrony, positive when fast; without it, systemd's synchronization state."""
     try:
         tracking = node.host.ask("chronyc", "-n", "tracking")
     except Unseen:
         yield from _time_by_systemd(node)
         return
-    match = re.search(r"^System time\s*:\s*([\d.eE+-]+) seconds", tracking, re.MULTILINE)
+    match = re.search(r"^System time\s*:\s*([\d.eE+-]+) seconds (slow|fast)", tracking, re.MULTILINE)
     if re.search(r"^Leap status\s*:\s*Not synchronised", tracking, re.MULTILINE) or match is None:
         yield found("time.offset", CheckStatus.WARN, "chrony is not synchronised", hint="`chronyc sources -v`")
         return
-    yield judge("time.offset", abs(float(match[1])))
+    yield judge("time.offset", float(match[1]) * (1 if match[2] == "fast" else -1))
 
 
 def _time_by_systemd(node: Node) -> Iterator[CheckVerdict]:
