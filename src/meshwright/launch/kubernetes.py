@@ -1,10 +1,13 @@
-"""A ConfigMap with the run's files, and a job with one pod per node and torchrun in each: JobSet, TrainJob, PyTorchJob.
+"""A ConfigMap with the run's files, and a resource with one pod per node and torchrun in each.
+
+It is a JobSet, a TrainJob, a PyTorchJob or a RayJob.
 
 The job is created, not applied: an existing job is left unchanged and reported as an error. The ConfigMap and the
 runtime of a TrainJob are named by their content, so that restarted pods never see those of a later run.
 
 The controller restarts pods: the failed pod (PyTorchJob), or all of them (JobSet, TrainJob). They find the checkpoints
-on a persistent volume. SIGTERM, which precedes the end of a pod, saves a checkpoint.
+on a persistent volume. SIGTERM, which precedes the end of a pod, saves a checkpoint. Of a RayJob the script starts
+torchrun again, and Ray answers SIGTERM.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import json
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from meshwright.errors import InputError, MissingDependencyError
 from meshwright.json_values import dump_yaml
+from meshwright.launch import ray
 from meshwright.launch.local import PORT, torchrun
 from meshwright.launch.request import RESTARTS, Dispatch, LaunchRequest
 from meshwright.launch.site import KubernetesJobKind, KubernetesSite
@@ -64,6 +68,8 @@ def dispatch(request: LaunchRequest, settings: KubernetesSettings) -> Dispatch:
         notes.append(
             "no RDMA device is requested (kubernetes.rdma_resource): pods communicate over their default network"
         )
+    if site.kind is KubernetesJobKind.RAYJOB:
+        notes.append(f"{site.image} needs Ray (pip install 'ray[default]')")
     namespace = ("--namespace", site.namespace) if site.namespace else ()
     commands = tuple(
         ("kubectl", what, *namespace, "-f", path) for what, path in zip(("apply", "create"), texts, strict=True)
@@ -90,6 +96,12 @@ def require_kept(request: LaunchRequest, workdir: Path, mounts: Sequence[str], *
 def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Values, ...]:
     """Return the API objects: the ConfigMap, the runtime of a TrainJob, and the job as the last one."""
     name = resource_name(request.name)
+    if settings.site.kind is KubernetesJobKind.RAYJOB:
+        # A head that was lost begins the script again, which cannot know it: it always resumes.
+        text = ray.script(
+            replace(request, resume=True), python=settings.python, workdir=Path(workdir(settings.site))
+        )  # fmt: skip
+        request = replace(request, files={**request.files, ray.SCRIPT: text})
     config = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -99,6 +111,8 @@ def documents(request: LaunchRequest, settings: KubernetesSettings) -> tuple[Val
     }
     if settings.site.kind is KubernetesJobKind.PYTORCHJOB:
         return config, _pytorchjob(name, request, settings)
+    if settings.site.kind is KubernetesJobKind.RAYJOB:
+        return config, _rayjob(name, request, settings)
     jobset = _jobset(name, request, settings)
     return config, *((jobset,) if settings.site.kind is KubernetesJobKind.JOBSET else _trainjob(jobset, request))
 
@@ -216,6 +230,43 @@ def _trainjob(jobset: Values, request: LaunchRequest) -> tuple[Values, Values]:
         },
     }  # fmt: skip
     return runtime, job
+
+
+def _rayjob(name: str, request: LaunchRequest, settings: KubernetesSettings) -> Values:
+    """Return a RayJob: a cluster of a head without devices and a worker per node, and the script that it runs.
+
+    The operator submits the script itself (HTTPMode): its own pod for that would have none of the site's settings, such
+    as pull secrets (kuberay v1.7.0, ray-operator/controllers/ray/common/job.go, GetSubmitterTemplate).
+    """
+    nothing = {"cpu": None, "memory": None, "device_resource": None, "rdma_resource": None}
+    of_head = settings.site.model_copy(update={**nothing, "host_network": False, "host_ipc": False})
+    devices = ray.devices(request)
+    known = {"num-gpus": str(devices["GPU"])} if "GPU" in devices else given(
+        resources=devices and f"'{json.dumps(devices)}'"
+    )  # fmt: skip
+
+    def group(request: LaunchRequest, settings: KubernetesSettings, start: Values) -> Values:
+        # The script gives torchrun its environment.
+        pod = _pod(name, replace(request, environment=()), settings, container="ray", environment=[])
+        del pod["spec"]["containers"][0]["command"]  # the operator's own starts Ray
+        return {"rayStartParams": start, "template": pod}
+
+    head = group(replace(request, vendor=None), replace(settings, site=of_head), {"num-cpus": "0"})
+    nodes = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), request.num_nodes)
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": _metadata(name, settings.site),
+        "spec": {
+            "entrypoint": shlex.join((settings.python, str(request.folder / ray.SCRIPT))),
+            "submissionMode": "HTTPMode",
+            "shutdownAfterJobFinishes": True,
+            "rayClusterSpec": {
+                "headGroupSpec": head,
+                "workerGroupSpecs": [{"groupName": "node", **nodes, **group(request, settings, known)}],
+            },
+        },
+    }
 
 
 def _pod(

@@ -35,6 +35,7 @@ class KubernetesJobKind(StrEnum):
     PYTORCHJOB = "pytorchjob"  # Kubeflow training operator, kubeflow.org/v1
     JOBSET = "jobset"  # kubernetes-sigs/jobset, jobset.x-k8s.io/v1alpha2
     TRAINJOB = "trainjob"  # Kubeflow Trainer 2, trainer.kubeflow.org/v1alpha1
+    RAYJOB = "rayjob"  # KubeRay, ray.io/v1
 
 
 _DNS = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"

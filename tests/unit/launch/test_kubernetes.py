@@ -112,7 +112,43 @@ def test_a_trainjob_starts_the_runtime_of_its_own_content(request_there):
 def test_torchrun_binds_the_processes_of_pods(kind, request_there):
     for numa in (False, True):
         manifest = str(documents(request_there(numa=numa), settings(USUAL, kind)))
-        assert ("'--numa-binding', 'node'" in manifest) is numa
+        assert ("'--numa-binding', 'node'" in manifest.replace("\\'", "'")) is numa  # quoted twice in Ray's script
+
+
+def ray_job(request, site=USUAL):
+    """The script among the files, the pods of the head and of the workers, and the RayJob."""
+    config, job = documents(request, settings(site, KubernetesJobKind.RAYJOB))
+    (workers,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    return config["data"]["submit.py"], job["spec"]["rayClusterSpec"]["headGroupSpec"], workers, job
+
+
+def test_a_rayjob_runs_the_script_on_workers_that_have_the_devices(request_there):
+    script, head, workers, job = ray_job(request_there(), FULL)
+    assert job["spec"]["entrypoint"] == "python /results/first/submit.py"
+    assert (workers["replicas"], workers["minReplicas"], workers["maxReplicas"]) == (2, 2, 2)
+    assert (head["rayStartParams"], workers["rayStartParams"]) == ({"num-cpus": "0"}, {"num-gpus": "8"})
+    for group in (head, workers):  # both have the script on the claim; the operator's command starts Ray
+        (container,) = group["template"]["spec"]["containers"]
+        assert "command" not in container
+        assert "submit.py" in str(group["template"]["spec"]["initContainers"])
+        assert group["template"]["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+    (of_head,), (of_worker,) = (g["template"]["spec"]["containers"] for g in (head, workers))
+    assert of_head["resources"] == {"limits": {}}
+    assert of_worker["resources"]["limits"] == {"amd.com/gpu": 8, "rdma/hca": 8, "cpu": "96", "memory": "1500Gi"}
+    assert ("hostNetwork" in head["template"]["spec"], workers["template"]["spec"]["hostNetwork"]) == (False, True)
+    assert "NUM_NODES, DEVICES, FOLDER = 2, {'GPU': 8}, '/results'" in script
+    assert "MAX_RESTARTS, FIRST = 3, 1\n" in script  # a new head begins it again
+
+
+@pytest.mark.parametrize(
+    ("vendor", "start"), [("NVIDIA", {"num-gpus": "8"}), ("Intel", {"resources": "'{\"HPU\": 8}'"}), (None, {})]
+)
+def test_workers_say_to_ray_which_devices_they_have(vendor, start, request_there):
+    assert ray_job(request_there(vendor=vendor))[2]["rayStartParams"] == start
+
+
+def test_a_rayjob_says_what_its_image_needs(request_there):
+    assert "needs Ray" in str(dispatch(request_there(), settings(USUAL, KubernetesJobKind.RAYJOB)).notes)
 
 
 MODELS = {
@@ -123,14 +159,21 @@ MODELS = {
 }
 
 
+def templates(value):
+    """Every template of pods in a part of a document."""
+    children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    own = [value["template"]] if isinstance(value, dict) and "template" in value else []
+    return own or [found for child in children for found in templates(child)]
+
+
 @pytest.mark.parametrize("kind", list(KubernetesJobKind))
 @pytest.mark.parametrize("site", [USUAL, FULL], ids=["usual", "full"])
 def test_the_projects_own_classes_read_the_documents_whole(site, kind, request_there):
-    """Kubernetes, JobSet and Kubeflow Trainer, generated from their APIs; of a PyTorchJob the pods."""
+    """Kubernetes, JobSet and Kubeflow Trainer, generated from their APIs; of a PyTorchJob and a RayJob the pods."""
     models = pytest.importorskip("kubeflow_trainer_api.models")
     for document in documents(request_there(), settings(site, kind)):
-        if document["kind"] == "PyTorchJob":
-            pods = [replica["template"] for replica in document["spec"]["pytorchReplicaSpecs"].values()]
+        if document["kind"] not in MODELS:
+            pods = list(templates(document["spec"]))
             read = [models.IoK8sApiCoreV1PodTemplateSpec.from_dict(pod).to_dict() for pod in pods]
             assert read == pods
         else:

@@ -53,7 +53,9 @@ from meshwright.cli.verbs import verb
     help="slurm: another option of sbatch. May be repeated.",
 )  # fmt: skip
 @click.option("--wait", is_flag=True, help="slurm: wait for the end; the exit code is the run's.")
-@click.option("--kind", type=click.Choice(["pytorchjob", "jobset", "trainjob"]), help="kubernetes: kind of resource.")
+@click.option(
+    "--kind", type=click.Choice(["pytorchjob", "jobset", "trainjob", "rayjob"]), help="kubernetes: kind of resource."
+)
 @click.option("--image", metavar="IMAGE", help="kubernetes: container image.")
 @click.option("--namespace", metavar="NAME", help="kubernetes: namespace.")
 @click.option(
