@@ -24,6 +24,7 @@ import io
 import json
 import mmap
 import os
+import secrets
 import shutil
 import signal
 import struct
@@ -136,7 +137,7 @@ class Injector:
         """A second name of the file that a rename will replace."""
         if not path.is_file():
             return None
-        name = self.backups / f"{len(os.listdir(self.backups))}"  # noqa: PTH208  no Path: it would be counted
+        name = self.backups / secrets.token_hex(8)  # two processes may replace one file at once
         OS["link"](path, name)
         return str(name)
 
