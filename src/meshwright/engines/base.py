@@ -277,6 +277,8 @@ class SavedWeightsEngine(Protocol):
 class ObservedEngine(Protocol):
     """An engine that reports the events of a training, and opens no data before it says so."""
 
+    takes_warm_up: bool  # False: it has no steps on random tokens, and `warm_up_steps` is 0
+
     def launch_observed(self, start: Any, *, observer: TrainingObserver, warm_up_steps: int) -> None:
         """Launch as `launch`, with a copy of `observer` in every process.
 

@@ -21,6 +21,7 @@ from meshwright.engines.beginning import begin
 from meshwright.engines.choice import planned, with_devices_here
 from meshwright.engines.external_record import START, STEPS, OutputLayout, compose
 from meshwright.engines.folders import clear_results
+from meshwright.engines.observer import TrainingObserver, observer_variable
 from meshwright.errors import InputError, MeshwrightError, printable
 from meshwright.files import write_atomically
 from meshwright.json_values import parse_json
@@ -57,6 +58,7 @@ class WorkersStart:
     cluster: Cluster  # of the catalogue, or measured
     identity: RunIdentity
     profiled: ProfileSteps | None = None  # the steps that its processes profile
+    observer: TrainingObserver | None = None  # of its processes, which then open the data before any other does
     is_one_process: bool = False  # one process with all devices of the plan, as virtual devices of a CPU
     notes: tuple[str, ...] = ()
 
@@ -214,6 +216,13 @@ def expected(start: WorkersStart) -> StartPrediction:
     return StartPrediction(predicted=predicted(estimate, memory_bytes=estimate.step.memory.reserved_bytes))
 
 
+def observed(start: WorkersStart, observer: TrainingObserver, *, warm_up_steps: int) -> WorkersStart:
+    """Return `start` with an observer. Raises InputError for steps on random tokens, which other programs lack."""
+    if warm_up_steps:
+        raise InputError(f"{start.engine} takes no warm-up steps on random tokens", got=warm_up_steps, allowed=0)
+    return replace(start, observer=observer)
+
+
 def launch(start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData = lambda run, corpus: ()) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     folder, options = start.options.folder, start.options
@@ -224,6 +233,8 @@ def launch(start: WorkersStart, lowered: Launch, *, notes_on_data: NotesOnData =
             print(printable(f"note: {line}"), file=sys.stderr, flush=True)
     if start.profiled is not None:
         lowered = replace(lowered, env={**lowered.env, VARIABLE: str(start.profiled)})
+    if start.observer is not None:
+        lowered = replace(lowered, env={**lowered.env, **observer_variable(start.observer)})
     for left in range(options.max_restarts, -1, -1):
         try:
             local.run(
@@ -245,7 +256,8 @@ def _open_folder(start: WorkersStart, lowered: Launch, notes_on_data: NotesOnDat
     """Write the files of the launch, the resolved run and the decisions of this process."""
     from meshwright.training import telemetry
 
-    usage, data_notes = (None, ()) if local.under_launcher() else _open_data(start, notes_on_data)
+    opens_data = start.observer is None and not local.under_launcher()
+    usage, data_notes = _open_data(start, notes_on_data) if opens_data else (None, ())
     folder, options, prediction = start.options.folder, start.options, expected(start)
     output = folder / start.layout.output
     if not (options.resume or is_restart()):

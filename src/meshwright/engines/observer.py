@@ -7,7 +7,14 @@ that the training has consumed, counted by the training loop alone.
 
 from __future__ import annotations
 
+import os
+import pickle
+from base64 import b64decode, b64encode
+from functools import cache
+
 from meshwright.records.training import Ending
+
+VARIABLE = "MESHWRIGHT_OBSERVER"
 
 
 class TrainingObserver:
@@ -30,3 +37,15 @@ class TrainingObserver:
 
     def ended(self, *, num_samples: int, ending: Ending) -> None:
         """The last step is behind the training. Not called where it raises an error."""
+
+
+def observer_variable(observer: TrainingObserver) -> dict[str, str]:
+    """Return the variable by which a process of another program gets its copy of `observer`."""
+    return {VARIABLE: b64encode(pickle.dumps(observer)).decode("ascii")}
+
+
+@cache
+def observer_of_environment() -> TrainingObserver:
+    """Return the observer of this process, which is one that ignores all events if its parent gave it none."""
+    given = os.environ.get(VARIABLE)
+    return TrainingObserver() if given is None else pickle.loads(b64decode(given))

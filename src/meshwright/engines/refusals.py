@@ -24,7 +24,15 @@ from meshwright.specs.features import WIRE_BYTES, Preset
 from meshwright.specs.model import QKV, BaseFormat, Lora, Model, Router
 from meshwright.specs.model_parts import ABSENT, parts_of
 from meshwright.specs.plan import Plan, Recompute
-from meshwright.specs.run import BIAS_RATE, MTP_LOSS_WEIGHT, FaultAction, KernelChoices, LearningRateSchedule, Run
+from meshwright.specs.run import (
+    BIAS_RATE,
+    MTP_LOSS_WEIGHT,
+    Evaluate,
+    FaultAction,
+    KernelChoices,
+    LearningRateSchedule,
+    Run,
+)
 
 
 def unknown_keys(
@@ -309,11 +317,15 @@ def absent_parts(run: Run) -> Iterator[Unsupported]:
     )  # fmt: skip
 
 
-def training(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
+OF_OWN_DATA = ("joined_documents", "target_loss", "skip_first", "num_sequences")
+"""Keys that engines have whose batches and evaluations are this package's own."""
+
+
+def training(run: Run, *, own: Collection[str] = ()) -> Iterator[Unsupported]:
     """Settings of the training that an engine in a process of its own does not support."""
     yield from unsupported_config(run)
     yield from endless(run)
-    yield from keys_of_the_native_engine(run, has_target=has_target)
+    yield from keys_of_the_native_engine(run, own=own)
     yield from nothing_to_validate_on(run)
 
 
@@ -324,16 +336,19 @@ def nothing_to_validate_on(run: Run) -> Iterator[Unsupported]:
     return applying((has_none and run.train.evaluate is not None, "train.evaluate", reason))
 
 
-def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator[Unsupported]:
-    """Keys that only the native engine supports; a target loss unless the engine supports it too (`has_target`)."""
+def keys_of_the_native_engine(run: Run, *, own: Collection[str] = ()) -> Iterator[Unsupported]:
+    """Keys that only the native engine supports; `own`: last parts of those that this engine has, too."""
     data, train, evaluate, faults = run.data, run.train, run.train.evaluate, run.train.faults
     kernels = replace(run.kernels, loss_chunk="auto") if engine_facts(run.engine).loss_chunks else run.kernels
     has_several = len(data.validation_names) > 1 and (data.validation or evaluate)
     own_prefetch = "the engine prefetches data in its own way: leave it out"
     all_steps = "training ends only after all steps"
 
+    parts = evaluate and evaluate.num_sequences and evaluate.num_sequences % run.global_batch
+
     def evaluates(key: str) -> bool:
-        return getattr(evaluate, key, None) is not None
+        usual = getattr(Evaluate(), key)
+        return key not in own and getattr(evaluate, key, usual) != usual
 
     return applying(
         (has_several, "data.validation", "the engine validates on one source: name one"),
@@ -348,10 +363,13 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         (kernels != KernelChoices(), "kernels", "the engine has kernels of its own: leave it out"),
         (data.workers is not None, "data.workers", own_prefetch),
         (evaluates("workers"), "train.evaluate.workers", own_prefetch),
-        (data.joined_documents, "data.joined_documents", "samples end documents: must be false"),
+        (data.joined_documents and "joined_documents" not in own, "data.joined_documents",
+         "samples end documents: must be false"),
         (evaluates("num_sequences"), "train.evaluate.num_sequences", "global batches are evaluated",
          "give num_batches in its place"),
-        (evaluate and evaluate.skip_first, "train.evaluate.skip_first", "no evaluation is left out: must be 0"),
+        ("num_sequences" in own and parts, "train.evaluate.num_sequences", "whole global batches are evaluated",
+         f"must be a multiple of {run.global_batch}"),
+        (evaluates("skip_first"), "train.evaluate.skip_first", "no evaluation is left out: must be 0"),
         (faults.not_finite is not FaultAction.STOP, "train.faults.not_finite",
          "a non-finite loss ends the training: must be stop"),
         (faults.spike is not FaultAction.IGNORE, "train.faults.spike", "loss spikes are not detected: must be ignore"),
@@ -359,5 +377,5 @@ def keys_of_the_native_engine(run: Run, *, has_target: bool = False) -> Iterator
         (train.checkpoint and train.checkpoint.keep_best, "train.checkpoint.keep_best",
          "the engine keeps the newest: must be false"),
         (evaluates("patience"), "train.evaluate.patience", all_steps),
-        (not has_target and evaluates("target_loss"), "train.evaluate.target_loss", all_steps),
+        (evaluates("target_loss"), "train.evaluate.target_loss", all_steps),
     )  # fmt: skip

@@ -178,6 +178,12 @@ def prepare_set(benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...
     seeds, num_runs = _seeds(benchmark, choices)
     training = benchmark.training
     threads = training.get("threads")
+    usual_warm_up = training.get("warm_up_steps", 5) if engine.takes_warm_up else 0
+    if choices.warm_up_steps and not engine.takes_warm_up:
+        raise InputError(
+            f"{run.engine} takes no warm-up steps on random tokens", got=f"--warm-up-steps {choices.warm_up_steps}",
+            allowed=0,
+        )  # fmt: skip
     at_once = 1 if threads is None or choices.launcher else max(1, num_cores() // threads)
     here = choices.platform or f"{num_cores()}x{platform.machine()}"
     wanted = RunSet(
@@ -186,7 +192,7 @@ def prepare_set(benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...
         run_text=runfile.changed_text(run, {}, wanted=run, what="the run of the benchmark"),
         submission={"org": choices.org, "platform": here, "status": choices.status},
         train_samples=inputs.train_samples, facts=dict(inputs.facts),
-        warm_up_steps=training.get("warm_up_steps", 5) if choices.warm_up_steps is None else choices.warm_up_steps,
+        warm_up_steps=usual_warm_up if choices.warm_up_steps is None else choices.warm_up_steps,
         threads=threads, num_concurrent=choices.num_concurrent or at_once, launcher=choices.launcher,
     )  # fmt: skip
     held = open_set(folder, wanted)
@@ -196,6 +202,7 @@ def prepare_set(benchmark: Benchmark, *, folder: Path, overrides: tuple[str, ...
     write_description(folder, description)
     notes = {
         f"a score takes {benchmark.runs} runs, this set has {num_runs}": num_runs != benchmark.runs,
+        f"{run.engine} takes no warm-up steps: kernels are compiled on the clock": not engine.takes_warm_up,
         "seeds are given: the rules ask for seeds of the system": choices.seeds,
         "system.json describes this host: give number_of_nodes with --system FILE": choices.launcher,
         "open division: not compared with results of the closed one": choices.division == "open",

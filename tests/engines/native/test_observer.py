@@ -192,9 +192,8 @@ def test_joined_documents_have_a_label_everywhere(tmp_path, monkeypatch):
 
 
 def test_which_engines_report_their_events():
-    names = [
-        name
-        for name in ("native", "torchtitan", "megatron", "maxtext")
-        if isinstance(find_engine(name), ObservedEngine)
-    ]
-    assert names == ["native"]
+    found = {name: find_engine(name) for name in ("native", "torchtitan", "megatron", "maxtext", "trl")}
+    observed = {name: engine for name, engine in found.items() if isinstance(engine, ObservedEngine)}
+    assert {name: engine.takes_warm_up for name, engine in observed.items()} == {
+        "native": True, "torchtitan": False, "megatron": False,
+    }  # fmt: skip

@@ -105,6 +105,24 @@ def test_adapters_learn_beside_the_same_base(train, steps, native):
         assert mine["loss"] == pytest.approx(other["loss"], rel=1e-2)
 
 
+def test_documents_are_joined_and_a_target_ends_the_training(toys, train, steps, native, assert_equal):
+    shared = ("data.joined_documents=true", "data.validation=notes.txt", "train.steps=12")
+    evaluated = "train.evaluate={every_steps: 3, skip_first: 1, num_sequences: 8, target_loss: 4.5}"
+    theirs = native("dense", *shared, evaluated)
+    taken = train("dense", "joined", *shared, evaluated, "parallel={data_shard: 1, sharding: none}")
+    assert taken.returncode == 0, taken.stderr
+    assert_equal(steps("joined"), theirs)
+    ours, losses = (
+        {line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line}
+        for lines in (steps("joined"), theirs)
+    )
+    assert ours == pytest.approx(losses, rel=2e-6)
+    assert 3 not in losses
+    assert len(theirs) < 12  # it ended early
+    record = json.loads((toys / "joined" / "record.json").read_text())
+    assert (record["ending"], record["statistics"]["target"]["steps"]) == ("target", len(theirs))
+
+
 @pytest.mark.slow
 def test_evaluations_are_those_of_the_native_engine(train, steps, native):
     evaluated = ("train.evaluate={every_steps: 10, num_batches: 2}", "data.validation=notes.txt")

@@ -53,7 +53,7 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.training(run, has_target=True)
+    yield from refusals.training(run, own=("target_loss",))
     yield from refusals.decisive_switches(run)
     if is_gpt_oss(run.model) and run.stack.features.attention not in (None, AttentionKernel.UNFUSED):
         yield Unsupported(

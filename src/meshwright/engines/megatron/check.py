@@ -10,6 +10,7 @@ Conditions on the machine are checked in `contract.prepare`.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from meshwright.catalog.stacks import switches_of
@@ -45,7 +46,8 @@ def check_export(run: Run) -> tuple[Unsupported, ...]:
 
 
 def _problems(run: Run, *, trains_here: bool) -> tuple[Unsupported, ...]:
-    problems = [*_model(run.model, trains_here=trains_here), *_numbers(run, trains_here=trains_here), *_training(run)]
+    checks = (partial(_model, run.model), partial(_numbers, run), partial(_training, run))
+    problems = [problem for check in checks for problem in check(trains_here=trains_here)]
     if not trains_here:
         problems += _offloading(run)
     if run.plan is not None:
@@ -187,8 +189,8 @@ def _balance(run: Run) -> Iterator[Unsupported]:
     return applying((is_other, "train.balance_loss", reason, hint))
 
 
-def _training(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.training(run)
+def _training(run: Run, *, trains_here: bool) -> Iterator[Unsupported]:
+    yield from refusals.training(run, own=refusals.OF_OWN_DATA if trains_here else ())
     yield from applying(
         (run.task is not Task.PRETRAIN, "task", "Megatron-Core has no adapters: must be pretrain"),
         (run.train.compile, "train.compile", "is not lowered: must be false"),

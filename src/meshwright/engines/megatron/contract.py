@@ -13,12 +13,13 @@ from meshwright.engines.megatron import probe
 from meshwright.engines.megatron.check import check, check_export, check_plan, notes_on_data
 from meshwright.engines.megatron.exporting import export_saved_weights
 from meshwright.engines.megatron.lower import LAYOUT, lower, lower_export
+from meshwright.engines.observer import TrainingObserver
 from meshwright.records.training import Record
 from meshwright.specs.run import Run
 
 __all__ = [
-    "check", "check_export", "expected", "export_saved_weights", "import_run", "launch", "lower", "lower_export",
-    "prepare", "read",
+    "check", "check_export", "expected", "export_saved_weights", "import_run", "launch", "launch_observed", "lower",
+    "lower_export", "prepare", "read", "takes_warm_up",
 ]  # fmt: skip
 
 
@@ -36,6 +37,14 @@ def launch(start: WorkersStart) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     lowered = lower(start.run, folder=start.options.folder)
     external_workers.launch(start, lowered, notes_on_data=notes_on_data)
+
+
+takes_warm_up = False
+
+
+def launch_observed(start: WorkersStart, *, observer: TrainingObserver, warm_up_steps: int) -> None:
+    """See `base.ObservedEngine`."""
+    launch(external_workers.observed(start, observer, warm_up_steps=warm_up_steps))
 
 
 def read(folder: Path) -> Record:

@@ -18,8 +18,10 @@ def main(path: Path) -> int:
     for name, default in ONE_PROCESS.items():
         os.environ.setdefault(name, default)
     from meshwright.engines.megatron import probe
+    from meshwright.engines.observer import observer_of_environment
 
     probe.require_device(probe.detect())
+    observer_of_environment().initializing(rank=int(os.environ["RANK"]))
     import torch
     import torch.distributed as dist
 

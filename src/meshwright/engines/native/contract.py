@@ -56,6 +56,9 @@ def launch(start: PreparedRun) -> None:
     engine.launch(start)
 
 
+takes_warm_up = True
+
+
 def launch_observed(start: PreparedRun, *, observer: TrainingObserver, warm_up_steps: int) -> None:
     """See `base.ObservedEngine`."""
     launch(replace(start, observer=observer, warm_up_steps=warm_up_steps))

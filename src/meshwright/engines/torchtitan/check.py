@@ -14,7 +14,7 @@ from meshwright.engines.base import Unsupported
 from meshwright.engines.torchtitan.config_module.models import GPT_OSS, check_model, family_of
 from meshwright.specs.model import AttentionKind, Lora
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, StateFormat, Tracker
+from meshwright.specs.run import Evaluate, Run, StateFormat, Tracker
 
 if TYPE_CHECKING:
     from meshwright.training.data import Corpus
@@ -52,14 +52,21 @@ def _numbers(run: Run) -> Iterator[Unsupported]:
 
 
 def _training(run: Run) -> Iterator[Unsupported]:
-    yield from refusals.training(run)
+    yield from refusals.training(run, own=refusals.OF_OWN_DATA)
     yield from refusals.decisive_switches(run)
     evaluate, saves = run.train.evaluate, run.train.checkpoint
     if saves is not None and saves.keep == 1:
         yield Unsupported(
             key="train.checkpoint.keep", reason="torchtitan keeps at least two checkpoints: must be 2 or more"
         )
-    if evaluate is not None and run.num_steps is not None and run.num_steps % evaluate.every_steps:
+    if evaluate is not None and evaluate.target_loss is not None and saves and evaluate.every_steps % saves.every_steps:
+        yield Unsupported(
+            key="train.checkpoint.every_steps",
+            reason="the step that reaches train.evaluate.target_loss would not be saved",
+            hint=f"train.evaluate.every_steps, {evaluate.every_steps}, must be a multiple of it",
+        )
+    is_upstream = evaluate is not None and not has_own_validator(evaluate)
+    if is_upstream and run.num_steps is not None and run.num_steps % evaluate.every_steps:
         yield Unsupported(
             key="train.evaluate.every_steps",
             reason=f"nothing is evaluated at the end of {run.num_steps} steps",
@@ -67,6 +74,11 @@ def _training(run: Run) -> Iterator[Unsupported]:
         )
     if Tracker.MLFLOW in run.train.trackers:
         yield Unsupported(key="train.trackers", reason="mlflow is not supported", hint="allowed: tensorboard, wandb")
+
+
+def has_own_validator(evaluate: Evaluate) -> bool:
+    """Return True for evaluations that torchtitan's own validator does not have."""
+    return evaluate.target_loss is not None or evaluate.skip_first > 0
 
 
 def _lora(lora: Lora, run: Run) -> Iterator[Unsupported]:
@@ -89,7 +101,7 @@ def notes_on_data(run: Run, corpus: Corpus) -> Iterator[str]:
     evaluate, samples = run.train.evaluate, corpus.validation
     if evaluate is None or samples is None:
         return
-    taken, whole = evaluate.num_batches * run.global_batch, samples.num_samples // run.global_batch
+    taken, whole = evaluate.batches_of(run.global_batch) * run.global_batch, samples.num_samples // run.global_batch
     if taken > samples.num_samples:
         yield (
             f"an evaluation takes {taken:,} sequences, and the validation data has {samples.num_samples:,}: torchtitan "

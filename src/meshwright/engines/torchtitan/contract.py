@@ -13,6 +13,7 @@ from meshwright import runfile
 from meshwright.engines import external_record, external_workers
 from meshwright.engines.base import Imported, StatedCluster, TrainOptions, refuse
 from meshwright.engines.external_workers import WorkersStart, expected
+from meshwright.engines.observer import TrainingObserver
 from meshwright.engines.torchtitan import VERSION, probe
 from meshwright.engines.torchtitan.check import check, check_plan, notes_on_data
 from meshwright.engines.torchtitan.config_text.tree import read_tree
@@ -28,7 +29,10 @@ from meshwright.specs.run import Run, StateFormat
 CONVERT = "meshwright.engines.torchtitan.in_torchtitan_process.convert_checkpoint"
 ONE_PROCESS = Plan(sharding=Sharding.NONE)
 
-__all__ = ["check", "expected", "export_weights", "import_run", "launch", "lower", "prepare", "read"]
+__all__ = [
+    "check", "expected", "export_weights", "import_run", "launch", "launch_observed", "lower", "prepare", "read",
+    "takes_warm_up",
+]  # fmt: skip
 
 
 def prepare(run: Run, *, options: TrainOptions) -> WorkersStart:
@@ -60,6 +64,14 @@ def launch(start: WorkersStart) -> None:
     """Train with one process per device, or as the process of a launcher; then write the record."""
     lowered = lower(start.run, folder=start.options.folder)
     external_workers.launch(start, lowered, notes_on_data=notes_on_data)
+
+
+takes_warm_up = False
+
+
+def launch_observed(start: WorkersStart, *, observer: TrainingObserver, warm_up_steps: int) -> None:
+    """See `base.ObservedEngine`."""
+    launch(external_workers.observed(start, observer, warm_up_steps=warm_up_steps))
 
 
 def read(folder: Path) -> Record:

@@ -20,7 +20,7 @@ from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.external_record import OutputLayout, step_folders
 from meshwright.engines.software_line import software_line
 from meshwright.engines.torchtitan import VERSION
-from meshwright.engines.torchtitan.check import check
+from meshwright.engines.torchtitan.check import check, has_own_validator
 from meshwright.engines.torchtitan.config_module.models import HOMES, STD, model_spec, residual_std
 from meshwright.engines.torchtitan.config_module.python_source import Call, Name, call, imports, render, roots
 from meshwright.specs.plan import Plan, Recompute, Schedule, Sharding
@@ -247,9 +247,9 @@ def _validator(run: Run, plan: Plan) -> Call:
     per_batch = 1 if plan.pipeline > 1 else plan.num_micro_batches(run.global_batch)
     run_file = Name(f'str(FOLDER / "{RUN_FILE}")')
     return call(
-        "Validator.Config",
+        "RunValidator.Config" if has_own_validator(evaluate) else "Validator.Config",
         enable=True,
         freq=evaluate.every_steps,
-        steps=evaluate.num_batches * per_batch,
+        steps=evaluate.batches_of(run.global_batch) * per_batch,
         dataloader=call("RunFileDataLoader.Config", dataset_path=run_file, is_validation=True),
     )

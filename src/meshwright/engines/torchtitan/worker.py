@@ -12,6 +12,7 @@ from pathlib import Path
 
 from meshwright import runfile
 from meshwright.engines.launched_worker import worker_folders
+from meshwright.engines.observer import observer_of_environment
 from meshwright.engines.torchtitan.lower import FUNCTION, LAYOUT, RUN_FILE
 from meshwright.training.machine import main_or_refuse
 
@@ -26,6 +27,7 @@ def main(path: Path) -> None:
     from meshwright.engines.torchtitan import probe
 
     probe.require_device(probe.detect())
+    observer_of_environment().initializing(rank=int(os.environ["RANK"]))
     from torchtitan.train import main as train
 
     module = importlib.util.module_from_spec(spec)

@@ -28,6 +28,7 @@ from meshwright.engines.megatron.in_megatron_process.checkpoint_saving import Ba
 from meshwright.engines.megatron.in_megatron_process.forward_backward import ForwardBackward
 from meshwright.engines.megatron.in_megatron_process.model import ModelAndOptimizer, build
 from meshwright.engines.megatron.lower import OUTPUT, SETTINGS
+from meshwright.engines.observer import observer_of_environment
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
 from meshwright.records.training import Ending
@@ -79,6 +80,9 @@ class MegatronTrainLoop:
         self.plan, self.num_steps = plan, run.num_steps
         self.passes = ForwardBackward(run=run, plan=plan, parts=parts, device=device)
         self.device = device
+        self.observer = observer_of_environment()
+        dist.barrier()  # all have built the model
+        self.observer.opening_data()
         self.batches, self.validation, tokenizer = open_batches(run)
         weights = None if run.weights is None else find_weights(run.weights)
         self.about = checkpoint_state.about(run, plan, weights=weights, tokenizer=tokenizer)
@@ -88,7 +92,8 @@ class MegatronTrainLoop:
     def train(self) -> Ending:
         """Train from the first step, or from the newest checkpoint, to the last step."""
         done = self._resume()
-        ending = Ending.DONE
+        taken, ending = done, Ending.DONE
+        self.observer.training(num_samples=done * self.run.global_batch)
         batches = self.batches.iterate(start=done, stop=self.num_steps)
         for step, batch in zip(range(done, self.num_steps), batches, strict=False):
             with self.log.profiled(step + 1) as mark:
@@ -102,11 +107,14 @@ class MegatronTrainLoop:
                 break
             taken = step + 1
             is_last, is_asked = taken == self.num_steps, self._is_asked_to_stop()
-            self._validate(taken, is_last=is_last)
-            if self.saver and (is_last or is_asked or taken % self.saver.settings.every_steps == 0):
+            is_reached = self._validate(taken, is_last=is_last)
+            if self.saver and (is_last or is_asked or is_reached or taken % self.saver.settings.every_steps == 0):
                 state = checkpoint_state.state_of(self.parts)
                 ranges = optimizer_shards.ranges_text(self.parts, state)
                 self.saver.save(state, ranges=ranges, step=taken, about=self.about | self._identity_at(taken))
+            if is_reached:
+                ending = Ending.REACHED
+                break
             if is_asked and not is_last:
                 ending = Ending.STOPPED
                 break
@@ -114,6 +122,7 @@ class MegatronTrainLoop:
             self.saver.wait()
             self.log.stall_s = sum(self.saver.stalls.seconds)
         self.log.ending(ending)
+        self.observer.ended(num_samples=taken * self.run.global_batch, ending=ending)
         return ending
 
     def _step(self, step: int, batch: Batch) -> dict[str, Any]:
@@ -152,20 +161,29 @@ class MegatronTrainLoop:
         dist.all_reduce(asked)
         return asked.item() > 0
 
-    def _validate(self, taken: int, *, is_last: bool) -> None:
-        evaluate = self.run.train.evaluate
-        if evaluate is None or not (is_last or taken % evaluate.every_steps == 0):
-            return
+    def _validate(self, taken: int, *, is_last: bool) -> bool:
+        """Return True if a validation is due and reaches the target."""
+        evaluate, num_samples = self.run.train.evaluate, taken * self.run.global_batch
+        if evaluate is None or not evaluate.is_due(taken, is_last=is_last):
+            return False
         assert self.validation is not None
+        self.observer.evaluating(num_samples=num_samples)
         for module in self.parts.chunks:
             module.eval()
         total = num_labels = 0.0
-        for batch in self.validation.iterate(stop=min(evaluate.num_batches, self.validation.num_to_the_end)):
+        most = evaluate.batches_of(self.run.global_batch)
+        for batch in self.validation.iterate(stop=min(most, self.validation.num_to_the_end)):
             count = torch.tensor(batch.num_trained_tokens, device=self.device, dtype=torch.float64)
             dist.all_reduce(count, group=parallel_state.get_data_parallel_group())
             total += self.passes.loss(batch, forward_only=True) * count.item()
             num_labels += count.item()
-        self.log.validation({"step": taken, "validation_loss": total / num_labels})
+        loss = total / num_labels
+        self.log.validation({"step": taken, "validation_loss": loss})
+        self.observer.evaluated(num_samples=num_samples, loss=loss)
+        is_reached = evaluate.target_loss is not None and loss <= evaluate.target_loss
+        if not (is_reached or is_last):
+            self.observer.training(num_samples=num_samples)
+        return is_reached
 
     def _resume(self) -> int:
         """Return the number of completed steps. Without `--resume`, a folder with checkpoints is refused earlier."""

@@ -22,6 +22,7 @@ from meshwright.engines.torchtitan.config_trees.contradictions import contradict
 from meshwright.engines.torchtitan.config_trees.models import ImportedModel, Node, another_version, read_model
 from meshwright.engines.torchtitan.config_trees.pipeline_stages import layers_on_stages, schedule_of
 from meshwright.errors import InputError, MeshwrightError
+from meshwright.json_values import picked
 from meshwright.specs.features import AttentionKernel, Dispatcher, runs_on
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Router
@@ -170,7 +171,8 @@ def _data(settings: TrainerSettings, own: Run | None, notes: list[str]) -> dict[
     length = settings.take("training.seq_len")
     if own is not None:
         source = own.data.source if isinstance(own.data.source, str) else asdict(own.data)["source"]
-        said = {"source": source, "tokenizer": own.data.tokenizer, "validation": own.data.validation}
+        names = ("tokenizer", "validation", "joined_documents")
+        said = {"source": source, **picked(own.data, *names)}
         return {key: value for key, value in said.items() if value} | {"sequence_length": length}
     if (kind := settings.values["dataloader.is"]) != TEXT:
         notes.append(f"dataloader: {kind} is not carried over: its data set is imported as text")
@@ -450,4 +452,8 @@ def evaluation(
     per_batch = max(1, batch["global_sequences"] // (local * width))
     if steps % per_batch:
         notes.append(f"validator.steps = {steps} local batches are not a multiple of global batches: rounded up")
-    return {"evaluate": {"every_steps": every, "num_batches": -(-steps // per_batch)}}
+    stated = (
+        {} if own is None or own.train.evaluate is None else picked(own.train.evaluate, "target_loss", "skip_first")
+    )
+    kept = {key: value for key, value in stated.items() if value}  # of `RunValidator`
+    return {"evaluate": {"every_steps": every, "num_batches": -(-steps // per_batch), **kept}}

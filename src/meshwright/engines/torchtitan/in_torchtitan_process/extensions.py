@@ -2,6 +2,7 @@
 
 RunFileDataLoader   the data of the run file, in the order of the native engine
 RunLearningRates    the learning rates of the native engine, step by step
+RunValidator        evaluations at the steps of the native engine, which end the training at a target loss
 StepLogMetrics      measurements of each step, one line per step, and those of each process
 AbsentTokenizer     placeholder for the tokenizer that torchtitan requires: the data consist of tokens
 ExpertsInFp32       experts that multiply in the format of their tokens; torchtitan's round them to bf16
@@ -27,13 +28,16 @@ from torchtitan.components.dataloader import BaseDataLoader
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.components.optimizer import LRSchedulersContainer
 from torchtitan.components.tokenizer import BaseTokenizer
+from torchtitan.components.validate import Validator
 from torchtitan.models.common.moe import GroupedExperts
 from torchtitan.tools.utils import device_type
 
 from meshwright import runfile
-from meshwright.engines.external_record import FACTS, STEPS, VALIDATION
+from meshwright.engines.external_record import ENDING, FACTS, STEPS, VALIDATION
+from meshwright.engines.observer import observer_of_environment
 from meshwright.errors import InputError
 from meshwright.files import append, write_atomically
+from meshwright.records.training import Ending
 from meshwright.specs.run import DecayShape, LearningRateSchedule, Optimizer
 from meshwright.training import data, telemetry
 from meshwright.training import device as devices
@@ -53,8 +57,11 @@ def weights_folder(given: str) -> str:
 class RunFileDataLoader(BaseDataLoader):
     """The batches of one data rank, one micro-batch at a time.
 
-    The only state is their number, so that any number of processes resumes a checkpoint of any other number.
+    The only state is their number, so that any number of processes resumes a checkpoint of any other number. The data
+    is opened when the first batch is asked for: all is built then.
     """
+
+    is_over = False  # of the training data, once a target is reached: torchtitan ends where its data does
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
@@ -64,45 +71,58 @@ class RunFileDataLoader(BaseDataLoader):
         infinite: bool = True  # torchtitan sets it for validation; the order is always endless
 
     def __init__(self, config: Config, *, dp_world_size: int, dp_rank: int, local_batch_size: int, **_: Any) -> None:
-        run = runfile.load(config.dataset_path or "")
+        self.run, self.is_validation = runfile.load(config.dataset_path or ""), config.is_validation
         self.size, self.num_loaded = local_batch_size, 0
+        self.rank, self.width = dp_rank, dp_world_size
+        self.per_batch = self.run.global_batch // dp_world_size // local_batch_size
+
+    def _open(self) -> data.Batches:
+        run = self.run
         is_main = dist.get_rank() == 0
         if not is_main:
             dist.barrier()
         corpus = data.open_data(run)  # the main process tokenises, the others read its files
         if is_main:
             dist.barrier()
-        samples = corpus.validation if config.is_validation else corpus.train
+        samples = corpus.validation if self.is_validation else corpus.train
         if samples is None:
             raise InputError(f"{run.source}: there is no data to validate on")
-        self.batches = data.Batches(
+        return data.Batches(
             samples=samples,
             global_batch=run.global_batch,
             seed=run.train.seed,
-            data_rank=dp_rank,
-            data_width=dp_world_size,
+            data_rank=self.rank,
+            data_width=self.width,
             vocab=run.model.vocab,
-            is_shuffled=not config.is_validation,
+            is_shuffled=not self.is_validation,
         )
-        self.per_batch = run.global_batch // dp_world_size // local_batch_size
 
     def __iter__(self) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
         """Yield micro-batches from the position of a checkpoint on, prefetched by a thread."""
         start, skip = divmod(self.num_loaded, self.per_batch)
-        for batch in self.batches.iterate(start=start):
+        observer = observer_of_environment()
+        if not self.is_validation:
+            dist.barrier()
+            observer.opening_data()
+        batches = self._open()
+        if not self.is_validation:
+            observer.training(num_samples=start * self.run.global_batch)
+        for batch in batches.iterate(start=start):
             for micro in list(batch.micro_batches(self.size))[skip:]:
+                if not self.is_validation and RunFileDataLoader.is_over:
+                    return
                 self.num_loaded += 1
                 yield {"input": micro.tokens_BT, "positions": micro.positions_BT}, micro.labels_BT
             skip = 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the number of loaded sequences of all ranks, which is independent of the micro-batch size."""
-        return {"global_sequences": self.num_loaded * self.size * self.batches.data_width}
+        return {"global_sequences": self.num_loaded * self.size * self.width}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue at the position of `state_dict`."""
         if state_dict:
-            self.num_loaded = state_dict["global_sequences"] // (self.size * self.batches.data_width)
+            self.num_loaded = state_dict["global_sequences"] // (self.size * self.width)
 
 
 class RunLearningRates(LRSchedulersContainer):
@@ -132,6 +152,45 @@ class RunLearningRates(LRSchedulersContainer):
             return RunLearningRates(optimizers, lambda step: learning_rate(settings, step=step, num_steps=num_steps))
 
 
+class RunValidator(Validator):
+    """The evaluations of the run file. They end the training at its target, and are reported to the observer."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(Validator.Config):
+        """The same as upstream."""
+
+    def __init__(self, config: Config, **others: Any) -> None:
+        super().__init__(config, **others)
+        self.run = runfile.load(config.dataloader.dataset_path or "")
+
+    def should_validate(self, step: int) -> bool:
+        """Return True after the steps that the run file gives, and after the last one."""
+        evaluate = self.run.train.evaluate
+        return evaluate is not None and evaluate.is_due(step, is_last=step == self.run.num_steps)
+
+    def validate(self, model_parts: list[torch.nn.Module], step: int) -> None:
+        """Evaluate; every process decides by the loss that those of the last stage know."""
+        observer, evaluate, log = observer_of_environment(), self.run.train.evaluate, self.metrics_processor
+        assert evaluate is not None
+        assert isinstance(log, StepLogMetrics)
+        num_samples = step * self.run.global_batch
+        observer.evaluating(num_samples=num_samples)
+        super().validate(model_parts, step)
+        known = torch.tensor(log.validation_loss, device=device_type, dtype=torch.float64)
+        dist.all_reduce(known, op=dist.ReduceOp.MAX)  # other stages have a negative number
+        loss = known.item()
+        observer.evaluated(num_samples=num_samples, loss=loss)
+        is_reached = evaluate.target_loss is not None and loss <= evaluate.target_loss
+        if not is_reached and step != self.run.num_steps:
+            observer.training(num_samples=num_samples)
+            return
+        RunFileDataLoader.is_over = True
+        ending = Ending.REACHED if is_reached else Ending.DONE
+        if dist.get_rank() == 0:
+            write_atomically(log.folder / ENDING, json.dumps({"ending": ending.value}))
+        observer.ended(num_samples=num_samples, ending=ending)
+
+
 class StepLogMetrics(MetricsProcessor):
     """Writes one line per step to the dump folder, in addition to torchtitan's log."""
 
@@ -145,7 +204,7 @@ class StepLogMetrics(MetricsProcessor):
         self.folder.mkdir(parents=True, exist_ok=True)
         self.device = torch.device(device_type)
         self.rank, self.begin_s, self.step_s = dist.get_rank(), 0.0, []
-        self.peak_bytes = 0
+        self.peak_bytes, self.validation_loss = 0, float("nan")
         self.profiler = profiler_of_environment(self.folder.parent, device=self.device, is_main=self.rank == 0)
         self.is_profiled, self.step_profile = False, ExitStack()
         self.writes = self.rank == _metrics_rank(self.parallel_dims, pp_schedule)
@@ -155,6 +214,7 @@ class StepLogMetrics(MetricsProcessor):
                 "software": telemetry.software_facts(),
             }
             write_atomically(self.folder / FACTS, json.dumps(facts))
+            (self.folder / ENDING).unlink(missing_ok=True)  # of a training that is resumed
 
     def should_log(self, step: int) -> bool:
         """Called at the beginning of a step."""
@@ -190,7 +250,8 @@ class StepLogMetrics(MetricsProcessor):
         super().log(step, global_avg_loss, global_max_loss, grad_norm, extra_metrics)
 
     def log_validation(self, loss: float, step: int, extra_metrics: dict[str, Any] | None = None) -> None:
-        """Called after an evaluation."""
+        """Called after an evaluation in every process; only those of the last stage know the loss."""
+        self.validation_loss = loss
         if self.writes:
             append(self.folder / VALIDATION, json.dumps({"step": step, "validation_loss": loss}) + "\n")
         super().log_validation(loss, step, extra_metrics)
