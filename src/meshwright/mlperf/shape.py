@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from meshwright import runfile
-from meshwright.engines.base import Measuring, TrainOptions, find_engine
+from meshwright.engines.base import Measuring, TrainOptions, find_engine, pinned_plan, refuse
+from meshwright.engines.choice import planned
 from meshwright.errors import InfeasibleError
 from meshwright.mlperf.benchmarks import Benchmark
 from meshwright.mlperf.run_files import DEFAULT_BATCH, references, run_content
@@ -28,7 +30,8 @@ def measure_shape(
 ) -> dict[str, Any]:
     """Plan the memory, train `num_steps` on random tokens, and return rate and MFU.
 
-    Raises InfeasibleError where the plan does not fit the devices of this machine.
+    A dry run for a cluster that the run names needs none of its devices. Raises InfeasibleError where the plan does not
+    fit the devices.
     """
     run = shape_run(benchmark, overrides=overrides, num_steps=num_steps)
     with tempfile.TemporaryDirectory() as scratch:
@@ -39,24 +42,14 @@ def measure_shape(
             started_s=started_s,
         )
         engine = find_engine(run.engine)
+        if dry_run and run.cluster is not None:
+            refuse(run.engine, engine.check(run))
+            return _document(benchmark, planned(run), overrides=overrides, num_steps=num_steps, notes=(), is_here=False)
         start = engine.prepare(run, options=options)
-        memory = planned_memory(start.run, start.plan)
-        document = {
-            "benchmark": benchmark.name,
-            "model": run.model.name,
-            "overrides": list(overrides),
-            "plan": start.plan.describe(),
-            "steps": num_steps,
-            "memory": _arithmetic(memory, start.plan),
-            "memory_bytes": _needed_bytes(memory),
-            "label": LABEL.format(what=_shapes(benchmark, overrides)),
-            "notes": list(start.notes),
-            "tokens_per_s_per_device": None,
-            "mfu": None,
-            "mfu_convention": None,
-            "step_s": None,
-        }
-        _refuse_what_does_not_fit(memory, start.plan)
+        planned_here = replace(start.run, plan=start.plan)
+        document = _document(
+            benchmark, planned_here, overrides=overrides, num_steps=num_steps, notes=start.notes, is_here=True
+        )  # fmt: skip
         if dry_run:
             return document
         engine.launch(start)
@@ -68,6 +61,28 @@ def measure_shape(
         "step_s": found["step_s"].get("median"),
         "peak_memory_bytes": found["peak_memory_bytes"],
     }
+
+
+def _document(
+    benchmark: Benchmark, run: Run, *, overrides: tuple[str, ...], num_steps: int, notes: Iterable[str], is_here: bool
+) -> dict[str, Any]:
+    plan = pinned_plan(run)
+    memory = planned_memory(run, plan)
+    needed = _needed_bytes(memory) if is_here else memory.reserved_bytes
+    available = _available_bytes(memory, plan) if is_here else memory.usable_bytes
+    text = _arithmetic(memory, needed=needed, available=available)
+    if needed > available:
+        raise InfeasibleError(
+            f"the shapes do not fit {'this machine' if is_here else run.cluster_name} under the plan "
+            f"{plan.describe()}: {text}",
+            hint="shard over more devices, --set parallel.recompute=full, optimizer.states=int8, or fewer layers",
+        )
+    return {
+        "benchmark": benchmark.name, "model": run.model.name, "overrides": list(overrides), "plan": plan.describe(),
+        "steps": num_steps, "memory": text, "memory_bytes": needed,
+        "label": LABEL.format(what=_shapes(benchmark, overrides)), "notes": list(notes),
+        **dict.fromkeys(("tokens_per_s_per_device", "mfu", "mfu_convention", "step_s")),
+    }  # fmt: skip
 
 
 def _shapes(benchmark: Benchmark, overrides: tuple[str, ...]) -> str:
@@ -108,7 +123,7 @@ def _available_bytes(memory: MemoryEstimate, plan: Plan) -> float:
     return devices.memory_bytes(device) / plan.num_devices
 
 
-def _arithmetic(memory: MemoryEstimate, plan: Plan) -> str:
+def _arithmetic(memory: MemoryEstimate, *, needed: float, available: float) -> str:
     parts = {
         "weights": memory.weights_bytes,
         "gradients": memory.gradients_bytes,
@@ -116,13 +131,4 @@ def _arithmetic(memory: MemoryEstimate, plan: Plan) -> str:
         "activations": memory.activations_bytes,
     }
     sizes = " + ".join(f"{name} {format_bytes(size)}" for name, size in parts.items())
-    needed, available = _needed_bytes(memory), _available_bytes(memory, plan)
     return f"{sizes}: {format_bytes(needed)} a device of {format_bytes(available)}"
-
-
-def _refuse_what_does_not_fit(memory: MemoryEstimate, plan: Plan) -> None:
-    if _needed_bytes(memory) > _available_bytes(memory, plan):
-        raise InfeasibleError(
-            f"the shapes do not fit this machine under the plan {plan.describe()}: {_arithmetic(memory, plan)}",
-            hint="shard over more devices, --set parallel.recompute=full, optimizer.states=int8, or fewer layers",
-        )

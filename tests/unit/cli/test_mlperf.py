@@ -150,3 +150,13 @@ def test_the_page_of_a_comparison_names_each_system(meshwright, tmp_path):
     assert all(f'<td class="text">{r["system"]}</td>' in text for r in results)
     assert "Minutes to the target" in text
     assert "status" not in outcome.stdout  # all are published
+
+
+def test_shapes_of_a_named_cluster_are_planned_without_its_devices(meshwright):
+    line = ("mlperf", "run", "llama31_8b", "--shape", "--set", "cluster=h100-8x1", "--dry-run", "--json")
+    planned = meshwright(*line).json
+    assert planned["step_s"] is None
+    assert 40 * 2**30 < planned["memory_bytes"] < 80 * 2**30
+    refused = meshwright(*line, "--set", "parallel={data_shard: 1, tensor: 8, sequence_parallel: false}", "--set",
+                         "batch.micro=8")  # fmt: skip
+    assert (refused.exit_code, "do not fit h100-8x1" in refused.stderr) == (1, True)
