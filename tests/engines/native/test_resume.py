@@ -169,6 +169,7 @@ def soak(tiny_run, tmp_path, patch, sections, steps, undisturbed, *, seed):
     sections = sections | {"train": f"{{steps: {steps}, checkpoint: {{folder: saved, every_steps: 25, keep: 2}}}}"}
     training = tiny_run(tmp_path / "cut", **sections)
     chance, endings = random.Random(seed), []
+    whole = undisturbed(sections)  # before that folder is the temporary one of all that starts
     patch.setenv("TMPDIR", str(temporary))
     while len(endings) < 12:
         process = training.start("--resume-or-begin", script=script)
@@ -182,7 +183,6 @@ def soak(tiny_run, tmp_path, patch, sections, steps, undisturbed, *, seed):
             kill_group(process)
         endings.append(process.returncode)
     training.train("--resume-or-begin", script=script, limit_s=2400)  # it may be most of the steps, on a busy machine
-    whole = undisturbed(sections)
     assert training.losses() == whole.losses()
     assert last_files(training) == last_files(whole)
     assert [p.name for p in temporary.iterdir() if not p.name.startswith("torchinductor_")] == []  # PyTorch's cache

@@ -65,8 +65,8 @@ def _training(run: Run) -> Iterator[Unsupported]:
             reason="the step that reaches train.evaluate.target_loss would not be saved",
             hint=f"train.evaluate.every_steps, {evaluate.every_steps}, must be a multiple of it",
         )
-    is_upstream = evaluate is not None and not has_own_validator(evaluate)
-    if is_upstream and run.num_steps is not None and run.num_steps % evaluate.every_steps:
+    upstream = None if evaluate is None or has_own_validator(evaluate) else evaluate
+    if upstream is not None and run.num_steps is not None and run.num_steps % upstream.every_steps:
         yield Unsupported(
             key="train.evaluate.every_steps",
             reason=f"nothing is evaluated at the end of {run.num_steps} steps",
