@@ -29,7 +29,7 @@ from meshwright.planner.search import PlanResult, RankedPlan, search
 from meshwright.planner.software import search_with_software
 from meshwright.planner.space import Space, choices, combine, num_rows, shapes
 from meshwright.planner.switches import offloading, other_switches, reopened, with_rounded_gradients, with_values
-from meshwright.specs.hardware import MAX_DEVICES
+from meshwright.specs.hardware import MAX_DEVICES, THIS_MACHINE
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Offload, Plan
 from meshwright.units import gib, ms
@@ -373,8 +373,8 @@ def _with_offloaded_activations(request: PlanRequest) -> list[str]:
 def _with_more_devices(request: PlanRequest, *, short: float) -> list[str]:
     """The first doubling that fits. No plan needs less than its share, so those far from it are passed over."""
     nodes = request.cluster.num_nodes
-    if request.cluster.parts:
-        return []  # which part would grow is not asked
+    if request.cluster.parts or request.cluster.accelerator.vendor == THIS_MACHINE:
+        return []  # which part would grow is not asked, and there is one of this machine
     for growth in (2**k for k in range(1, MAX_GROWTH.bit_length())):
         if request.num_devices * growth > MAX_DEVICES:
             break

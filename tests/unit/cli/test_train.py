@@ -207,3 +207,12 @@ def test_a_training_whose_report_finds_no_room_has_ended_well(tmp_path, monkeypa
     monkeypatch.setattr(cli_train, "load", lambda name: lambda folder: None)
     assert cli_train._write_page(tmp_path) is None
     assert capsys.readouterr().err == "note: there is no report: cannot write report.html: No space left on device\n"
+
+
+@needs_torch
+def test_a_model_that_is_too_large_for_this_machine_is_refused_for_its_memory(meshwright, tmp_path):
+    data = "data: {sequence_length: 512}, batch: {global_sequences: 4}, train: {steps: 2}"
+    (tmp_path / "large.yaml").write_text(f"{{model: llama3.1-405b, cluster: here, {data}}}")
+    outcome = meshwright("train", tmp_path / "large.yaml", "--dry-run")
+    assert outcome.exit_code == 1
+    assert outcome.stderr.startswith("error: device memory: llama3.1-405b needs at least")
