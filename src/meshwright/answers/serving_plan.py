@@ -133,13 +133,7 @@ class ServingPlan(Result):
     def front_table(self) -> TextTable:
         """Throughput per device against interactivity."""
         rows = [
-            (
-                p.describe(),
-                rate(p.tokens_per_s_per_device),
-                f"{p.interactivity:.1f}" if p.itl_s else "",
-                seconds(p.ttft_s),
-            )
-            for p in self.search.front
+            (p.describe(), rate(p.tokens_per_s_per_device), _speed(p), seconds(p.ttft_s)) for p in self.search.front
         ]
         headings = ("layout", "tokens/s/device", "tokens/s/user", "TTFT")
         return TextTable(title="", headings=headings, rows=rows)

@@ -412,18 +412,23 @@ def _batch(settings: Settings, *, ranks: int) -> dict[str, Any]:
 def _reduces_once(
     settings: Settings, parallel: Mapping[str, Any], batch: Mapping[str, Any], *, is_full: bool
 ) -> dict[str, bool]:
-    """Return the switch of FSDP under accelerate, which reduces after the last of several micro-batches of a step.
+    """Return the switch of FSDP that reduces after the last of several micro-batches of a step.
 
     transformers 5.24.0, trainer.py: micro-batches before the last run under `no_sync` unless `sync_each_batch` is set.
+    NeMo AutoModel 36044ad3, FSDP2Config: `defer_fsdp_grad_sync` is true by default.
     """
     ranks = parallel["data_shard"] * parallel["data_replicate"]
     is_sharded = parallel["sharding"] in ("gradients", "parameters") and parallel["data_shard"] > 1
     is_reduced = settings.truth("reduces_each_pass") or "zero_stage" in settings.given or not is_full
     is_single = batch["global_sequences"] == batch["micro"] * ranks
-    if settings.table.framework != "transformers" or not is_sharded or is_reduced or is_single:
+    key = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch is not set"
+    if settings.truth("defers_reduction") and parallel.get("pipeline", 1) == 1:
+        key = f"{settings.key('defers_reduction')} has it"
+    elif settings.table.framework != "transformers":
         return {}
-    key = "accelerator_config.gradient_accumulation_kwargs.sync_each_batch"
-    settings.notes.append(f"gradients are whole until the last micro-batch of a step, as {key} is not set")
+    if not is_sharded or is_reduced or is_single:
+        return {}
+    settings.notes.append(f"gradients are whole until the last micro-batch of a step, as {key}")
     return {"reduces_once": True}
 
 

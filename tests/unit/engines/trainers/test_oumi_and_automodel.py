@@ -161,6 +161,9 @@ def test_experts_of_automodel(read):
     run = read(MOE, cluster="h100-8x2")
     assert (run.plan.expert, run.global_batch, run.plan.micro_batch) == (8, 256, 4)
     assert run.stack.features.dispatcher.value == "deepep"
+    assert run.stack.features.reduces_once  # of four micro-batches
+    reduced = MOE.replace("ep_size: 8", "ep_size: 8, defer_fsdp_grad_sync: false")
+    assert not read(reduced, cluster="h100-8x2").stack.features.reduces_once
     assert run.weights is None
     assert run.optimizer.schedule.value == "constant"
     with pytest.raises(InputError, match="the cluster has 1 nodes") as refused:
