@@ -176,10 +176,9 @@ def test_data_that_cannot_be_trained_on_start_no_run(smoke, tmp_path, monkeypatc
     assert not (tmp_path / "set" / "runs").exists()
 
 
-@pytest.mark.parametrize("engine", ["torchtitan", "megatron", "maxtext"])
-def test_engines_that_report_no_evaluations_are_refused_with_all_reasons(smoke, tmp_path, engine):
-    with pytest.raises(InputError, match=f"engine {engine}: it does not report") as error:
-        prepared(smoke, tmp_path / "set", f"engine={engine}")
+def test_an_engine_that_reports_no_evaluations_is_refused_with_all_reasons(smoke, tmp_path):
+    with pytest.raises(InputError, match="engine maxtext: it does not report") as error:
+        prepared(smoke, tmp_path / "set", "engine=maxtext")
     for key in ("data.joined_documents", "train.evaluate.num_sequences"):
         assert key in error.value.message
     assert not (tmp_path / "set").exists()

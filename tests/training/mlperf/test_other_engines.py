@@ -31,7 +31,7 @@ OVERRIDES = ("batch.global_sequences=16", "optimizer.learning_rate=4e-3", "train
 
 
 def run_on(engine: str, folder: Path, *overrides: str) -> RunLog:
-    """The log of one run of the smoke benchmark with the seed 5."""
+    """The log of one run of the smoke benchmark with seed 5."""
     path = [*([str(SHIMS / engine / "shim")] if engine in PROGRAMS else []), *filter(None, sys.path)]
     sets = [f"--set={line}" for line in (f"engine={engine}", *OVERRIDES, *overrides)]
     line = ("mlperf", "run", str(folder / "smoke_xs.toml"), "--out", str(folder / engine), "--division", "open")
