@@ -56,7 +56,8 @@ class AmountType(click.types.FloatParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         try:
-            return super().convert(parse_amount(value) if isinstance(value, str) else value, param, ctx)
+            found = parse_amount(value) if isinstance(value, str) else value
+            return super().convert(found, param, ctx)  # pyright: ignore[reportArgumentType]
         except click.BadParameter:
             if hint := digits_hint(str(value)):
                 self.fail(f"{value!r} is not a number: {hint}", param, ctx)
