@@ -24,6 +24,7 @@ from meshwright.planner.host_memory import notes_on_host_memory
 from meshwright.planner.neighbours import Neighbour
 from meshwright.planner.neighbours import neighbours as neighbours_of
 from meshwright.planner.parts import notes_on_parts
+from meshwright.planner.request import note_on_labels
 from meshwright.planner.scored import ScoredPlans, scored_plans
 from meshwright.planner.switches import GradientGain, SwitchGain, gradient_gain, notes_on_idle_switches, switch_gains
 from meshwright.result import Result
@@ -98,7 +99,8 @@ class PlanRanking(Result):
         request, plan = self.request, self.best.plan
         of_memory = (*notes_on_ignored_keys(self.run), *notes_on_host_memory(request, plan))
         of_software = (*notes_on_gaps(request), *notes_on_idle_switches(request, plan))
-        return (*self.engine_notes, *notes_on_parts(request, plan), *of_software, *of_memory)
+        of_batch = (*note_on_labels(self.run), *notes_on_parts(request, plan))
+        return (*self.engine_notes, *of_batch, *of_software, *of_memory)
 
     @cached_property
     def gradients(self) -> GradientGain | None:

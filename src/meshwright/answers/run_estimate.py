@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from meshwright.answers.components import family
@@ -32,7 +32,7 @@ from meshwright.result import Result
 from meshwright.specs.estimate import Estimate, MemoryEstimate
 from meshwright.specs.memory_budget import FitVerdict
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, with_label_ratio, with_software
+from meshwright.specs.run import Run, with_software
 from meshwright.units import gib
 
 
@@ -151,12 +151,10 @@ def estimate_run(run: Run) -> RunEstimate:
         chosen = best_plans(request, goal=goal_of(run))
         request, run = chosen.request, with_software(run, chosen.request.stack)
     plan = run.plan or chosen.plans[0].plan  # pyright: ignore[reportOptionalMemberAccess]
-    request = replace(request, global_batch=with_label_ratio(run).global_batch)
     warnings = require_legal(request, plan)
     estimate = estimate_plan(request, plan)
     require_fit(request, estimate)
-    notes = [line for line in (note_on_labels(run),) if line is not None]
-    notes += notes_on_parts(request, estimate.plan)
+    notes = [*note_on_labels(run), *notes_on_parts(request, estimate.plan)]
     notes += notes_on_idle_switches(request, estimate.plan)
     notes += notes_on_host_memory(request, estimate.plan)
     notes += notes_on_fit(estimate)

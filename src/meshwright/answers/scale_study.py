@@ -14,11 +14,12 @@ from meshwright.json_values import jsonable, picked
 from meshwright.planner import request_for, scaling
 from meshwright.planner.choice import fixing, goal_of
 from meshwright.planner.estimate import notes_on_gaps
+from meshwright.planner.request import note_on_labels
 from meshwright.planner.scaling import Deadline, Emulation, Mode, Replica, ScaleCurve, Sensitivity, Study
 from meshwright.planner.software import search_with_software
 from meshwright.result import Result
 from meshwright.specs.plan import Plan
-from meshwright.specs.run import Run, with_label_ratio
+from meshwright.specs.run import Run
 from meshwright.units import DAY_S
 
 DEFAULT_FACTORS = (1, 2, 4, 8, 16)
@@ -194,7 +195,7 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
             allowed=f"at least the {run.tokens_per_batch:,} tokens of a step", hint="15 trillion tokens are 15e12",
         )  # fmt: skip
     study = _study(run, question)
-    notes = (*of_engine, *notes_on_gaps(study.request))
+    notes = (*of_engine, *note_on_labels(run), *notes_on_gaps(study.request))
     sizes = question.devices or tuple(factor * study.request.num_devices for factor in DEFAULT_FACTORS)
     deadline = None if question.deadline is None else _deadline(study, question.deadline)
     if deadline is not None:
@@ -224,7 +225,6 @@ def scale_report(run: Run, question: ScaleQuestion) -> ScaleReport:
 
 
 def _study(run: Run, question: ScaleQuestion) -> Study:
-    run = with_label_ratio(run)
     # A pinned run fixes its micro-batch, which must not bind the planner at other sizes.
     request = request_for(run, fixed={}) if run.plan is not None else request_for(run)
     request = fixing(request, question.fixed)

@@ -47,9 +47,6 @@ def run(
     write(write_path, ranking.write)
     if write_path is not None and run.num_steps is None:
         note("it says neither train.steps nor train.tokens, and `export` wants one: --set train.steps=N")
-    if run.label_tokens is not None:
-        least = run.tokens_per_step // run.tokens_per_batch
-        note(f"plans are compared for one global batch; a step of batch.label_tokens takes {least} or more")
     note(*ranking.notes)
     if emitted_json(ranking):
         return

@@ -39,7 +39,7 @@ def legality_context(request: PlanRequest) -> LegalityContext:
     return _context(
         request,
         engine=request.engine,
-        batch=request.batch_table,
+        batch=replace(request.batch_table, global_batch=request.batch_of_part),
         num_devices=request.num_devices,
         domain=request.cluster.fabric.scale_up_domain,
         is_compiled=request.is_compiled,
@@ -75,7 +75,7 @@ def _context(
         precision=asked.precision.name,
         optimizer=asked.optimizer,
         is_compiled=is_compiled,
-        counts_labels=asked.label_tokens is not None,
+        counts_labels=(asked.label_tokens if isinstance(asked, Run) else asked.part_batch) is not None,
         drops_attention=(asked.train if isinstance(asked, Run) else asked).attention_dropout > 0,
         has_pairs=(asked.train if isinstance(asked, Run) else asked).preference is not None,
         has_completions=(asked.train if isinstance(asked, Run) else asked).grpo is not None,

@@ -64,7 +64,7 @@ class Neighbour:
 
 def shares_few_divisors(request: PlanRequest) -> bool:
     """True if batch and devices have so few divisors in common that a neighbour is likely to be faster."""
-    batch, devices = request.global_batch, request.num_devices
+    batch, devices = request.batch_of_part, request.num_devices
     return gcd(batch, devices) <= FEW_DIVISORS * min(batch, devices)
 
 
@@ -109,6 +109,8 @@ def _neighbour(
 
 def _other_batches(request: PlanRequest) -> list[PlanRequest]:
     """The nearest multiples of the number of devices and of its divisors, largest divisor first."""
+    if request.part_batch is not None:
+        return []  # the size of a step follows from its labels
     batch = request.global_batch
     sizes = []
     for part in reversed(divisors(request.num_devices)):
@@ -128,7 +130,7 @@ def _fewer_devices(request: PlanRequest) -> list[PlanRequest]:
     else:
         fewest = max(1, int((1 - REACH) * cluster.num_nodes))
         near = [replace(cluster, num_nodes=n) for n in range(fewest, cluster.num_nodes)]
-    common = {c.num_devices: gcd(c.num_devices, request.global_batch) for c in near}
+    common = {c.num_devices: gcd(c.num_devices, request.batch_of_part) for c in near}
     kept = _first(sorted(common, key=lambda n: (-common[n], -n)))
     return [replace(request, cluster=c) for c in near if c.num_devices in kept]
 

@@ -60,7 +60,7 @@ class PlanRequest:
     calibration: Calibration | None = None  # None: the one that ships
     kernels: KernelChoices = field(default_factory=KernelChoices)
     optimizer: Optimizer = field(default_factory=Optimizer)
-    label_tokens: int | None = None  # of a step; None: a step is one global batch
+    part_batch: int | None = None  # sequences of a part of a step that labels size; None: a step is one part
     is_compiled: bool = False
     preference: Preference | None = None  # loss of pairs of answers, one pair a sequence
     grpo: Grpo | None = None  # loss of completions, one a sequence
@@ -75,6 +75,11 @@ class PlanRequest:
             if getattr(self, name) < 1:
                 raise InputError(f"{name} is out of range", got=getattr(self, name), allowed=">= 1")
         _ = self.memory_budget  # raises for a ratio out of range
+
+    @property
+    def batch_of_part(self) -> int:
+        """Sequences that divide into micro-batches: a step, or each part of one that labels size."""
+        return self.part_batch or self.global_batch
 
     @cached_property
     def model_table(self) -> ModelTable:
@@ -186,18 +191,17 @@ def is_processor(accelerator: Accelerator) -> bool:
     return accelerator.name == "cpu" or not accelerator.output_tiles
 
 
-def note_on_labels(run: Run, *, ratio: float | None = None) -> str | None:
-    """The size of a step that is predicted for `run`; None for steps of one global batch.
+def note_on_labels(run: Run, *, ratio: float | None = None) -> list[str]:
+    """The size of a step that is predicted for `run`; nothing for steps of one global batch.
 
     `ratio`: labels over tokens of its data; None: unknown, and each token counts as a label.
     """
     if run.label_tokens is None:
-        return None
+        return []
     num_sequences = with_label_ratio(run, 1.0 if ratio is None else ratio).global_batch
     known = "each token were a label" if ratio is None else f"{100 * ratio:.1f} % of the tokens are labels"
-    return f"batch.label_tokens: a step is predicted to take {num_sequences:,} sequences, as if {known}" + (
-        "; data with fewer labels takes more" if ratio is None else ", as in the data"
-    )
+    data = "; data with fewer labels takes more" if ratio is None else ", as in the data"
+    return [f"batch.label_tokens: a step is predicted to take {num_sequences:,} sequences, as if {known}{data}"]
 
 
 def request_for(run: Run, **changes: object) -> PlanRequest:
@@ -223,7 +227,7 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         lora=run.lora,
         cluster=run.cluster,
         seq_len=run.sequence_length,
-        global_batch=run.global_batch,
+        global_batch=with_label_ratio(run).global_batch,
         precision=run.precision,
         stack=run.stack,
         engine=run.engine,
@@ -232,7 +236,7 @@ def request_for(run: Run, **changes: object) -> PlanRequest:
         # The compiler decides what a compiled layer saves.
         kernels=replace(run.kernels, is_storage_open=run.kernels.is_storage_open and not run.train.compile),
         optimizer=run.optimizer,
-        label_tokens=run.label_tokens,
+        part_batch=None if run.label_tokens is None else run.global_batch,
         is_compiled=run.train.compile,
         preference=run.train.preference,
         grpo=run.train.grpo,

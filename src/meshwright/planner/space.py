@@ -219,7 +219,7 @@ def _replica_counts(devices: int, domain: int) -> tuple[int, ...]:
 
 def _micro_batches(request: PlanRequest) -> tuple[int, ...]:
     limit = max(4, MAX_MICRO_BATCH_TOKENS // request.seq_len)
-    return tuple(b for b in divisors(request.global_batch) if b <= limit and b & (b - 1) == 0)
+    return tuple(b for b in divisors(request.batch_of_part) if b <= limit and b & (b - 1) == 0)
 
 
 def _recompute_choices(request: PlanRequest, facts: EngineFacts) -> tuple[RecomputeChoice, ...]:

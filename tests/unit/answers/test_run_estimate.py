@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from meshwright import runfile
+from meshwright import runfile, scale
 from meshwright.answers.plan_ranking import plan_run
 from meshwright.answers.quantities import fit_text
 from meshwright.answers.run_estimate import estimate_run
@@ -115,3 +115,22 @@ def test_a_run_that_names_no_engine_is_estimated_as_it_is_planned():
     assert done.plan == planned.best.plan
     named = estimate_run(from_options(**asked, engine="native"))
     assert (named.run.engine, any("planned for" in note for note in named.notes)) == ("native", False)
+
+
+def test_steps_of_labels_are_planned_estimated_and_scaled_as_one_size():
+    run = from_options(
+        model="llama3-8b", cluster="h100-8x2", global_batch=16, sequence_length=4096, engine="native",
+        overrides=["batch.label_tokens=200000"],
+    )  # fmt: skip
+    ranking = plan_run(run)
+    best, note = ranking.best, "a step is predicted to take 64 sequences"
+    for again in (estimate_run(run), estimate_run(ranking.pinned())):
+        assert again.estimate.plan == best.plan
+        assert again.estimate.step.step == best.step.step
+        assert again.memory.reserved_bytes == best.step.memory.reserved_bytes
+        assert [note in line for line in again.notes].count(True) == 1
+    assert [note in line for line in ranking.notes].count(True) == 1
+    assert all(16 % (done.plan.data * done.plan.micro_batch) == 0 for done in ranking)  # each global batch is divided
+    scaled = scale(run, devices=[16])
+    assert scaled.curve.points[0].costed.estimate.step.step == best.step.step
+    assert [note in line for line in scaled.notes].count(True) == 1

@@ -112,8 +112,7 @@ def measure_expectation(
     if found.predicted is not None and device.type == "cpu" and is_here:
         memory_bytes = max(devices.peak_memory_bytes(device), held_bytes + found.predicted["memory_bytes"])
         found = replace(found, predicted={**found.predicted, "memory_bytes": memory_bytes})
-    note = note_on_labels(run, ratio=label_ratio)
-    return found if note is None else replace(found, notes=(note, *found.notes))
+    return replace(found, notes=(*note_on_labels(run, ratio=label_ratio), *found.notes))
 
 
 def _of_fixed_steps(run: Run, *, plan: Plan, device: torch.device, measuring: Measuring) -> Expectation:
