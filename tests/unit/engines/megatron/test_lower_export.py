@@ -37,6 +37,7 @@ ALONE = {
     "states": ["optimizer.states=bf16"],
     "states in host memory": ["parallel={data_shard: 16, sharding: optimizer, offload: optimizer}"],
     "latents": [LATENT],
+    "latents of 5 heads": [LATENT.replace("heads: 4", "heads: 5")],
     "biases of some matrices": [PARTS.replace("num_heads: 4", "num_heads: 4, bias: true, output_bias: false")],
     "windows and gates": [PARTS.replace("num_heads: 4", "num_heads: 4, window: 128, window_pattern: [true, false], "
                                         "output_gate: true, sinks: true")],
@@ -122,6 +123,14 @@ def test_a_share_of_no_states_in_host_memory_is_read_as_none(file, share, where,
 def test_what_others_cannot_do_either_is_refused(key, overrides):
     problems = contract.check_export(runfile.loads(BASE, overrides=overrides))
     assert any(str(problem).startswith(key) for problem in problems), problems
+
+
+@pytest.mark.parametrize(("name", "is_given"), [("latents", False), ("latents of 5 heads", True)])
+def test_heads_that_do_not_divide_the_width_have_a_width_of_their_own(name, is_given):
+    """`validate_args` divides the width by the heads where it is not given, although latent attention ignores it."""
+    _, files = exported(name)
+    assert ("--kv-channels 24" in files["megatron_lm.args"].splitlines()) == is_given
+    assert ("kv_channels: 24" in files["megatron_bridge.yaml"]) == is_given
 
 
 def test_experts_have_the_kernels_of_transformer_engine():

@@ -132,6 +132,8 @@ def _attention(model: Model) -> Settings:
         "qk_pos_emb_head_dim": a.rope_head_dim,
         "v_head_dim": a.v_dim,
         "qk_layernorm": True,  # of the latents
+        # It has no effect on them, but Megatron-LM refuses a width that the heads do not divide without it.
+        **({"kv_channels": a.head_dim} if model.hidden % a.num_heads else {}),
         "rope_type": "yarn" if is_yarn else "rope",
         **_parts(model),
     }
