@@ -102,6 +102,8 @@ def _constants(
         values |= own.get("routes", {}).get(op, {}).get(route, {})
     features = features_of(stack, precision=precision)
     values |= _switched(features, accumulates_as_reduced=bool(values["accumulates_as_reduced"]))
+    # A gradient that waits for its reduction is one of shards.
+    values["wire_gradient_bytes"] = facts.shard_bytes(features, precision) or values["wire_gradient_bytes"]
     values["unfused_attention"] = int(
         features.attention is AttentionKernel.UNFUSED if unfused_attention is None else unfused_attention
     )

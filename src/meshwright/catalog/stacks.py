@@ -57,6 +57,7 @@ class StackFacts:
     regathers: bool = False  # a layer for its backward pass where a pipeline keeps gradients unreduced
     copies_shards: bool = False  # of layers from and to the buffers of their collectives
     narrow_gathers: tuple[str, ...] = ()  # precisions whose casts tensor ranks gather
+    narrow_reductions: tuple[str, ...] = ()  # precisions in which gradients that FSDP shards are reduced in 16 bits
     own_kernels: bool = False  # element-wise work and loss run by `meshwright.kernels`
 
     def release_name(self, vintage: float) -> str:
@@ -67,6 +68,10 @@ class StackFacts:
     def pads_experts(self, features: Features) -> int:
         """Return to what experts are padded under these switches; 0: they compute the rows that they have."""
         return PADS_TO_CAPACITY if features.pads_experts else PADS_TO_BUSIEST * self.pads_to_busiest
+
+    def shard_bytes(self, features: Features, precision: str) -> float:
+        """Bytes in which a gradient that FSDP shards is reduced, where they are not those of others; else 0."""
+        return 2.0 * (features.gradient_format is None and precision in self.narrow_reductions)
 
     @property
     def unfused_attention(self) -> bool:

@@ -76,6 +76,7 @@ class StackTraits(Table):
     host_moe_share: Array  # the same of routing, dispatch and experts
     host_expert_share: Array  # the same of kernels that experts start one by one
     wire_gradient_bytes: Array  # of a gradient between ranks; 0: as the precision recipe says
+    wire_shard_bytes: Array  # of a gradient between ranks that shard gradients; 0: as of others
     wire_parameter_bytes: Array
     offloaded_activations: Array  # share kept in host memory
     updates_on_host: Array  # 1: offloaded optimizer states are updated by a thread of each process
@@ -262,6 +263,7 @@ def system_facts(
         unit_pace=unit_pace(accelerator),
         scan_pace=scan_pace(accelerator),
         wire_gradient_bytes=WIRE_BYTES[g] if (g := features.gradient_format) else 0.0,
+        wire_shard_bytes=facts.shard_bytes(features, precision.name),
         wire_parameter_bytes=WIRE_BYTES[p] if (p := features.parameter_format) else 0.0,
         offloaded_activations=features.offloaded_activations or 0.0,
         updates_on_host=int(facts.updates_on_host),

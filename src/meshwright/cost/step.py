@@ -48,6 +48,7 @@ from meshwright.cost.tables import (
     prediction_module,
 )
 from meshwright.cost.update import data_parallel_s, optimizer_s
+from meshwright.specs.plan import Sharding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,7 @@ def step_context(
         model=model,
         batch=batch,
         plan=plan,
-        precision=_on_the_wire(as_planned(precision, plan), rates),
+        precision=_on_the_wire(as_planned(precision, plan), plan, rates),
         rates=rates,
         groups=groups_of(plan, rates.network),
         parameters=count_parameters(model),
@@ -187,9 +188,11 @@ def _straggling(plan: PlanTable, rates: SystemRates) -> Array:
     return rates.slowdown_per_doubling * np.log2(nodes)
 
 
-def _on_the_wire(precision: PrecisionTable, rates: SystemRates) -> PrecisionTable:
+def _on_the_wire(precision: PrecisionTable, plan: PlanTable, rates: SystemRates) -> PrecisionTable:
     """`precision` with the formats in which the stack reduces gradients and gathers parameters, where it says so."""
     gradient, parameter = rates.wire_gradient_bytes, rates.wire_parameter_bytes
+    narrow = (np.asarray(rates.wire_shard_bytes) > 0) & (plan.sharding >= Sharding.GRADIENTS)
+    gradient = np.where(narrow, rates.wire_shard_bytes, gradient)
     return replace(
         precision,
         reduce_bytes=np.where(np.asarray(gradient) > 0, gradient, precision.reduce_bytes),

@@ -326,6 +326,8 @@ CASES = [
     ("blocks of split matrices", Plan(tensor=2, data_shard=32), {"keys": ("optimizer={name: adamw8bit}",)}),
     ("data parallelism alone", Plan(tensor=2, data_shard=32, sharding=Sharding.NONE), {"engine": "trl"}),
     ("one group of shards", Plan(data_replicate=8, data_shard=8), {"engine": "trl"}),
+    ("reduction of shards", Plan(data_shard=64, sharding=Sharding.PARAMETERS),
+     {"engine": "trl", "keys": ("stack.gradient_format=fp32",)}),
     ("quantised base of shards", Plan(data_shard=64),
      {"engine": "trl", "keys": ("task=lora", "lora.base_format=nf4")}),
 ]  # fmt: skip

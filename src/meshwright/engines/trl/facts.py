@@ -52,6 +52,13 @@ FACTS = EngineFacts(
             key="parallel.data_replicate",
         ),
         Rule(
+            name="reduction of shards",
+            holds=lambda s, p: (s.software.gradient_format is None) | (np.asarray(p.sharding) == Sharding.NONE),
+            says=lambda s, p: f"FSDP2 under accelerate reduces gradients in bf16, not {s.software.gradient_format}",
+            key="stack.gradient_format",
+            hint="leave it out",
+        ),
+        Rule(
             name="quantised base of shards",
             holds=lambda s, p: (s.model.quantised_bytes == 0) | (np.asarray(p.sharding) == Sharding.NONE),
             says="a quantised base is not sharded: must be none",

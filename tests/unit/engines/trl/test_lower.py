@@ -128,6 +128,22 @@ def test_weights_gradients_and_states_are_in_32_bits(sharding, bytes_of_weights,
     assert ("accelerator_config" in settings) == (sharding != "none")  # else FSDP2 adds up unsharded gradients
 
 
+@pytest.mark.parametrize("sharding", ["none", "gradients", "parameters"])
+def test_shards_are_reduced_in_bf16_and_copies_in_fp32(sharding):
+    """As accelerate's policy of FSDP2 and DDP's buckets, whether a run of TRL or an imported file is estimated."""
+    plan = {"parallel": {"data_shard": 16, "sharding": sharding, "recompute": "full"}}
+    known = {"model": "llama3.2-1b", "engine": "native", "precision": "bf16", **plan}
+
+    def of_format(**stack):
+        found = estimate(made(**known, stack={"framework": "transformers-fp32", **stack}))
+        return found.step, found.memory
+
+    ran = estimate(made(model="llama3.2-1b", **plan))
+    assert (ran.step, ran.memory) == of_format()
+    assert of_format() == of_format(gradient_format="fp32" if sharding == "none" else "bf16")
+    assert of_format() != of_format(gradient_format="bf16" if sharding == "none" else "fp32")
+
+
 @pytest.mark.filterwarnings("ignore:.*is deprecated:FutureWarning")  # earlier transformers lack the later name
 @pytest.mark.parametrize("changes", [{}, QLORA, {"data": {"sequence_length": 4096, "source": "a.jsonl?text=body"}}])
 def test_trl_takes_every_key(changes, tmp_path):
