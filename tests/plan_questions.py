@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
 from hypothesis import strategies as st
 
+from meshwright.catalog import accelerators
 from meshwright.catalog import lookup as catalog
 from meshwright.catalog.lookup import engine_names
 from meshwright.catalog.stacks import notes_on_framework, stack_names
@@ -54,6 +61,91 @@ FIXED = [
     *(f"recompute={kind.value}" for kind in Recompute),
     "sequence_parallel=false", "micro_batch=1", "recompute_layers=4", "recompute_modules=alternate_matmuls",
 ]  # fmt: skip
+OWN_ACCELERATOR = Path(accelerators.__file__).parent / "data" / "accelerator_template.toml"
+"""A user's file of an accelerator of 80 GB."""
+STATED = {
+    "network": ("25Gb/s", "4x100Gb/s", "3.2Tb/s"), "fabric": ("nvswitch-3-hdr", "pcie-5"),
+    "device_memory": ("40GiB",), "host_memory": ("500GB",), "oversubscription": (2.0,),
+}  # fmt: skip
+CONFIGS = {
+    "LlamaForCausalLM": {"model_type": "llama", "attention_bias": (True, False)},
+    "MistralForCausalLM": {"model_type": "mistral", "sliding_window": (None, 1024)},
+    "Qwen2ForCausalLM": {"model_type": "qwen2"},
+    "Qwen3ForCausalLM": {"model_type": "qwen3"},
+    "Qwen3MoeForCausalLM": {
+        "model_type": "qwen3_moe", "num_experts": (8, 60), "num_experts_per_tok": (1, 4), "norm_topk_prob": True,
+        "moe_intermediate_size": (512, 1408),
+    },
+    "DeepseekV3ForCausalLM": {
+        "model_type": "deepseek_v3", "n_routed_experts": (16, 64), "num_experts_per_tok": (2, 6), "n_group": 1,
+        "topk_group": 1, "n_shared_experts": (1, 2), "moe_intermediate_size": 1408, "first_k_dense_replace": (0, 3),
+        "q_lora_rank": (None, 512), "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+        "v_head_dim": (64, 128), "num_key_value_heads": 20, "head_dim": 32,
+    },
+}  # fmt: skip
+"""Keys of configs with their values, or a tuple of values to draw from."""
+SHAPES = {
+    "hidden_size": (1024, 2048, 2560), "num_attention_heads": 20, "num_key_value_heads": (1, 4, 20),
+    "head_dim": (64, 80, 128), "num_hidden_layers": (4, 7, 24), "intermediate_size": (5504, 11008),
+    "vocab_size": (32001, 151669), "tie_word_embeddings": (True, False), "rms_norm_eps": (1e-5, 1e-6),
+}  # fmt: skip
+"""Those of all of them: heads that do not make up the width, and vocabularies that do not divide."""
+_FOLDERS = TemporaryDirectory()
+
+
+@cache
+def _folder(text: str) -> str:
+    """A new folder whose config.json is `text`."""
+    folder = Path(_FOLDERS.name) / f"config-{len(list(Path(_FOLDERS.name).iterdir()))}"
+    folder.mkdir()
+    (folder / "config.json").write_text(text)
+    return str(folder)
+
+
+@st.composite
+def folders(draw) -> str:
+    """Return a folder with the config.json of a drawn model of a family that is trained."""
+    name = draw(st.sampled_from(list(CONFIGS)))
+    keys = SHAPES | CONFIGS[name]
+    drawn = {key: draw(st.sampled_from(value)) if isinstance(value, tuple) else value for key, value in keys.items()}
+    return _folder(json.dumps({"architectures": [name], **drawn}))
+
+
+@st.composite
+def hardware(draw, name: str) -> dict[str, Any]:
+    """Return a cluster as a run file has it: of a user's accelerator or of two sizes of nodes, with stated hardware."""
+    device, _, size = name.rpartition("-")
+    kind = draw(st.sampled_from(["named", "parts"] + ([] if device in TPUS else ["own", "inline"])))
+    width, _, nodes = size.partition("x")
+    if kind == "inline":
+        found = {"accelerator": str(OWN_ACCELERATOR), "devices_per_node": int(width), "num_nodes": int(nodes)}
+    elif kind == "own":
+        found = {"name": f"{OWN_ACCELERATOR.stem}-{size}", "accelerator": str(OWN_ACCELERATOR)}
+    else:
+        found = {"name": f"{name}+{device}-{draw(st.sampled_from([1, 2, 4]))}x1" if kind == "parts" else name}
+    return found | draw(st.fixed_dictionaries({}, optional={key: st.sampled_from(of) for key, of in STATED.items()}))
+
+
+def stated_cluster(run: Run) -> str | dict[str, Any]:
+    """The cluster of a drawn run as its import states it."""
+    said = [text.removeprefix("cluster=") for text in run.overrides if text.startswith("cluster=")]
+    return json.loads(said[-1]) if said else run.cluster_name
+
+
+@st.composite
+def questions_of_own_files(draw, engines: tuple[str, ...] = ()) -> tuple[Run, tuple[str, ...]]:
+    """Return a question of a cluster with stated hardware, of a model of a config.json, or of both."""
+    run, fixed = draw(questions(engines))
+    keys = [key for key in run.overrides if not key.startswith("model=")]
+    if draw(st.booleans()):
+        folder = json.dumps(draw(folders()))
+        keys += [f"model={folder}", *([f"weights={folder}"] if run.engine == "trl" else [])]
+    if draw(st.booleans()):
+        keys.append(f"cluster={json.dumps(draw(hardware(run.cluster_name)))}")
+    try:
+        return loads(run.text, overrides=keys), fixed
+    except InputError:  # the device has less memory, the fabric smaller nodes, or no such number format
+        return run, fixed
 
 
 @st.composite

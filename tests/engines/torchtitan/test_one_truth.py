@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.engines.torchtitan.test_importing import loaded, read
-from tests.plan_questions import questions, questions_of_software
+from tests.plan_questions import questions, questions_of_own_files, questions_of_software, stated_cluster
 
 from meshwright.engines.base import find_engine
 from meshwright.engines.choice import not_run
@@ -22,7 +22,8 @@ from meshwright.planner.request import request_for
 from meshwright.runfile import loads, pinned_text
 from meshwright.specs.run import Run
 
-QUESTIONS = questions(engines=("torchtitan",)) | questions_of_software(engines=("torchtitan",))
+DRAWN = (questions, questions_of_own_files, questions_of_software)
+QUESTIONS = st.one_of([drawn(engines=("torchtitan",)) for drawn in DRAWN])
 ASKED = st.lists(QUESTIONS, min_size=25, max_size=25)
 SUPPRESSED = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.large_base_example]
 
@@ -56,5 +57,5 @@ def test_imported_exports_are_estimated_as_their_plans(asked, tmp_path_factory):
         write_files(find_engine("torchtitan").lower(run, folder=folder / name), folder / name)
     trees = read([f"{name}/meshwright_run.py:train" for name in pinned], folder=folder)
     for name, run in pinned.items():
-        again = loaded(import_tree(trees[f"{name}/meshwright_run.py:train"], cluster=run.cluster_name))
+        again = loaded(import_tree(trees[f"{name}/meshwright_run.py:train"], cluster=stated_cluster(run)))
         assert costs(again) == pytest.approx(costs(run), rel=1e-9), run.text

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.plan_questions import questions, questions_of_software
+from hypothesis import strategies as st
+from tests.plan_questions import questions, questions_of_own_files, questions_of_software, stated_cluster
 
 from meshwright.catalog.stacks import switches_of
 from meshwright.engines.base import ExternalProgramsEngine, ImportingEngine, find_engine
@@ -60,14 +61,14 @@ def require_one_truth(run: Run, fixed: tuple[str, ...], folder: Path) -> int:
             if name == ARGUMENTS and any(getattr(switches_of(pinned), key) for key in BRIDGE_ALONE):
                 continue
             (folder / name).write_text(files[name])
-            found = engine.import_run(str(folder / name), cluster=run.cluster_name)
+            found = engine.import_run(str(folder / name), cluster=stated_cluster(run))
             again = from_mapping(json.loads(json.dumps(found.content)))
             assert again.precision == pinned.precision
             assert costs(again) == pytest.approx(costs(pinned), rel=1e-9), (name, ranked.plan.describe())
     return len(plans)
 
 
-ASKED = questions(engines=tuple(FILES)) | questions_of_software(engines=tuple(FILES))
+ASKED = st.one_of([drawn(engines=tuple(FILES)) for drawn in (questions, questions_of_own_files, questions_of_software)])
 
 
 @FEW

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from tests.plan_questions import questions
+from tests.plan_questions import questions, questions_of_own_files
 
 from meshwright.engines.base import ExternalProgramsEngine, check_export, find_engine
 from meshwright.engines.choice import not_run, with_planned_engine
@@ -84,13 +84,13 @@ def test_what_was_refused_once_is_not_planned(asked):
 
 
 @FEW
-@given(questions())
+@given(questions() | questions_of_own_files())
 def test_every_plan_that_is_listed_is_exported(question):
     assert refused(*question) == {}
 
 
 @pytest.mark.slow
 @THOUSANDS
-@given(questions())
+@given(questions() | questions_of_own_files())
 def test_every_one_of_thousands_is_exported(question):
     assert refused(*question) == {}
