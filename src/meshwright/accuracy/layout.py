@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from meshwright.accuracy.csvfile import MAX_TOKENS, CsvRow
 from meshwright.accuracy.reasons import CannotPredictError, Reason
@@ -81,6 +82,7 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
         recompute_modules=modules,
         recompute_layers=layers,
         offload=_offload(row, software),
+        **_stores(software, seq_len * micro_batch, notes),
     )
     mentions = f"{row.text('notes')} {row.text('recompute')}".lower()
     is_counted = software.stack.features.offloaded_activations is not None
@@ -90,6 +92,18 @@ def read_layout(row: CsvRow, model: Model, *, num_devices: int, seq_len: int, so
     if "offload" in row.text("dp_type").lower():
         notes.append(f"dp_type {row.text('dp_type')!r}: its offloading is not modelled")
     return PublishedLayout(plan=plan, global_batch=global_batch, assumed=tuple(notes))
+
+
+def _stores(software: Software, tokens: int, notes: list[str]) -> dict[str, Any]:
+    """Formats of saved activations and chunks of the loss in the row's recipe, as fields of a `Plan`."""
+    recipe, fields = software.recipe, {}
+    if recipe.stored:
+        fields["stored_activations"] = recipe.stored
+        notes.append(f"activations of {' and '.join(recipe.stored)} kept in 8 bits, the recipe of {software.title}")
+    if recipe.loss_chunks:
+        fields["loss_chunk"] = -(-tokens // recipe.loss_chunks)
+        notes.append(f"loss in {recipe.loss_chunks} chunks, the recipe of {software.title}")
+    return fields
 
 
 def _offload(row: CsvRow, software: Software) -> Offload:
@@ -111,8 +125,8 @@ def _offload(row: CsvRow, software: Software) -> Offload:
 
 def _degrees(row: CsvRow, num_devices: int, sharding: Sharding, software: Software, notes: list[str]) -> _Degrees:
     tensor, pipeline, context, data = (row.count(c) for c in ("tp", "pp", "cp", "dp"))
-    if tensor is None and software.recipe_tensor:
-        tensor = software.recipe_tensor
+    if tensor is None and software.recipe.tensor:
+        tensor = software.recipe.tensor
         notes.append(f"tensor parallelism {tensor}, the recipe of {software.stack.framework}")
     if tensor is None and pipeline is None:
         why = _why_data_parallel(row, num_devices, sharding, software)
@@ -176,7 +190,7 @@ def _experts(row: CsvRow, model: Model, degrees: _Degrees, software: Software, n
         return 1, 1
     expert, expert_tensor = row.count("ep"), row.count("etp")
     if expert_tensor is None:
-        expert_tensor = degrees.tensor if software.splits_experts else 1
+        expert_tensor = degrees.tensor if software.recipe.splits_experts else 1
         if expert_tensor > 1:
             notes.append(f"experts over {expert_tensor} tensor ranks, the recipe of {software.stack.framework}")
     if expert is None and (software.stack.features.dispatcher or Dispatcher.ALL_TO_ALL) is not Dispatcher.ALL_TO_ALL:
@@ -299,7 +313,7 @@ def _hybrid_split(
     replicas = _REPLICATE.search(text) or _REPLICATE.search(row.text("notes"))
     if shard:
         width = min(max(1, math.prod(shard)), data)
-    elif replicas:
+    elif replicas and not software.recipe.shards_slices:
         width = max(1, data // max(1, int(next(g for g in replicas.groups() if g))))
     elif _shards_in_nodes(row, degrees, software):
         width = min(row.count("gpus_per_node") or data, data)

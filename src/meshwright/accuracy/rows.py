@@ -379,7 +379,7 @@ def _with_conditions(row: CsvRow, run: PublishedRun, read_plan: Callable[..., Pu
         narrow_gemms=_narrow_gemms(row, model, precision, notes),
         loops_experts=model.experts is not None and bool(said.value("loops_experts")),
         optimizer=_optimizer(row, said, notes),
-        all_in_16_bits=precision == "bf16" and _has_no_masters(row, said),
+        all_in_16_bits=precision == "bf16" and (software.recipe.in_16_bits or _has_no_masters(row, said)),
         overlaps_data=said.value("overlaps_data"),
         gemm_flops_per_s=(gemms := _measured_gemm_rate(row, accelerator, precision, notes)),
         power_w=_power_limit(row, said, accelerator, notes, is_measured=gemms is not None),

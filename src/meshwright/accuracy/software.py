@@ -58,8 +58,7 @@ class Software:
     fused_norm: bool  # the notes name a fused norm kernel
     recipe_recompute: str  # of the row's recipe, else of its trainer, in the words of rows; empty: none, or not known
     indexers: bool  # latent attention selects keys where the model does
-    recipe_tensor: int  # tensor degree of the row's recipe; 0: not known
-    splits_experts: bool  # its recipe has single experts over the tensor ranks
+    recipe: Recipe  # that the row was measured with; one that states nothing where none is known
     delayed_scaling: bool  # 8 bits mean scales of earlier steps
 
 
@@ -92,6 +91,8 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         model=model,
         accelerator=accelerator.name,
         precision=row.text("precision").lower(),
+        num_devices=row.count("num_gpus") or 0,
+        context=row.count("cp") or 1,
     )
     mtp = read_statements(row.text("notes")).value("mtp")
     own = own_defaults(framework, vintage, model, is_whole=not {row.count("pp"), row.count("ep")} - {None, 1})
@@ -119,8 +120,7 @@ def read_software(row: CsvRow, accelerator: Accelerator, model: str = "") -> Sof
         fused_norm="rms kernel" in row.text("notes").lower(),
         recipe_recompute=(recipe.recompute if recipe else "") or entry.get("recompute", ""),
         indexers=entry.get("indexers", True),
-        recipe_tensor=recipe.tensor if recipe else 0,
-        splits_experts=recipe is not None and recipe.splits_experts,
+        recipe=recipe or NO_RECIPE,
         delayed_scaling=_scales_late(framework, vintage, accelerator),
     )
 
@@ -262,13 +262,27 @@ class Recipe:
     since: float
     models: tuple[str, ...]  # empty: all
     accelerators: tuple[str, ...]
-    precisions: tuple[str, ...]  # empty: all
-    features: Features
-    recompute: str  # as rows state it; empty: none, or not known
-    precision: str  # of rows that state none; empty: not known
-    tensor: int  # degree of rows that print none; 0: not known
-    splits_experts: bool  # single experts over the tensor ranks, where a row prints no width
+    precisions: tuple[str, ...] = ()  # empty: all
+    devices: tuple[int, ...] = ()  # of the run; empty: any number
+    contexts: tuple[int, ...] = ()  # degrees of context parallelism; empty: any
+    features: Features = Features()
+    recompute: str = ""  # as rows state it; empty: none, or not known
+    precision: str = ""  # of rows that state none; empty: not known
+    tensor: int = 0  # degree of rows that print none; 0: not known
+    splits_experts: bool = False  # single experts over the tensor ranks, where a row prints no width
+    shards_slices: bool = False  # parameters are sharded over slices, too
+    stored: tuple[str, ...] = ()  # modules that keep their activations in 8 bits
+    loss_chunks: int = 0  # in which a rank computes a micro-batch's loss; 0: at once
+    in_16_bits: bool = False  # no fp32 master weights and states
 
+    @property
+    def conditions(self) -> tuple[tuple[Any, ...], ...]:
+        """Kinds of runs that alone have this recipe, beside model and accelerator."""
+        return self.precisions, self.devices, self.contexts
+
+
+NO_RECIPE = Recipe(stack="", since=0.0, models=(), accelerators=())
+"""States nothing."""
 
 _WITHOUT_DEPTH = re.compile(r"-\d+-layers$")
 """A model with another number of layers than its own trains with the same recipe."""
@@ -285,7 +299,15 @@ _OFF = Features(
 
 
 def recipe_for(
-    *, source: str, stack: str, vintage: float | None, model: str, accelerator: str, precision: str
+    *,
+    source: str,
+    stack: str,
+    vintage: float | None,
+    model: str,
+    accelerator: str,
+    precision: str,
+    num_devices: int = 0,
+    context: int = 1,
 ) -> Recipe | None:
     """The last recipe up to `vintage` (decimal year) for these names; None where none is known.
 
@@ -301,8 +323,10 @@ def recipe_for(
         and (not recipe.models or _WITHOUT_DEPTH.sub("", model) in recipe.models)
         and accelerator in recipe.accelerators
         and (not recipe.precisions or precision in recipe.precisions)
+        and (not recipe.devices or num_devices in recipe.devices)
+        and (not recipe.contexts or context in recipe.contexts)
     ]
-    return max(found, key=lambda r: (r.since, bool(r.precisions), -len(r.models)), default=None)
+    return max(found, key=lambda r: (r.since, sum(map(bool, r.conditions)), -len(r.models)), default=None)
 
 
 @cache
@@ -312,15 +336,5 @@ def _recipes() -> tuple[Recipe, ...]:
 
 def _recipe(entry: dict[str, Any]) -> Recipe:
     switches = {k: v for k, v in entry.items() if k in Features.__dataclass_fields__}
-    return Recipe(
-        stack=entry["stack"],
-        since=entry["since"],
-        models=tuple(entry["models"]),
-        accelerators=tuple(entry["accelerators"]),
-        precisions=tuple(entry.get("precisions", ())),
-        features=features_from(switches).or_else(_OFF),
-        recompute=entry.get("recompute", ""),
-        precision=entry.get("precision", ""),
-        tensor=entry.get("tensor", 0),
-        splits_experts=entry.get("splits_experts", False),
-    )
+    own = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k in Recipe.__dataclass_fields__}
+    return Recipe(**own, features=features_from(switches).or_else(_OFF))

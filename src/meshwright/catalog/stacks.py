@@ -42,6 +42,7 @@ class StackFacts:
     releases: tuple[Release, ...] = ()
     unfused_norm: bool = False
     overlaps_data: bool = False
+    remakes_logits: bool = False  # of a chunk of the loss in the backward pass, as none are kept
     stops_recompute: bool = False  # before the last GEMM of a layer, whose output no gradient needs
     stops_until: float = 10_000.0  # the same of layers that no compiler has: until this vintage
     rates_of: str = ""  # the stack whose measured rates stand for this one; empty: its own

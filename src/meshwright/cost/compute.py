@@ -104,6 +104,7 @@ class DeviceFacts(Table):
     fp8_attention: Array  # 1: scores and values are multiplied in 8 bits
     fused_experts: Array  # 1: grouped GEMMs quantise, activate and permute by themselves
     attention_tile: Array  # keys that attention computes together, whatever a mask hides of them
+    remakes_logits: Array  # 1: those of a chunk of the loss are made again in the backward pass
     attention_backward_gemms: Array  # FLOPs of the backward pass of fused attention over those of the forward pass
     ragged_rows: Array  # that a grouped GEMM computes of each expert beyond its own
     fused: FusedKernels  # the native engine's own
@@ -512,10 +513,12 @@ def _calibrated_head(s: LayerShapes) -> dict[str, PassTimes]:
     """The head of most stacks by part: all logits, which the loss reads and writes."""
     model, rates, tokens, vocab = s.model, s.rates, s.tokens, s.model.head_rows / s.plan.tensor
     loss = tokens * vocab * LOSS_BYTES / s.streaming_bytes_per_s * rates.elementwise_factor
-    return {
-        "GEMMs": _linear(s, tokens, vocab, model.hidden, bf16=True),
-        "loss: passes over logits": PassTimes(forward_s=loss, input_s=loss, weight_s=0.0),
-    }
+    gemms = _linear(s, tokens, vocab, model.hidden, bf16=True)
+    parts = {"GEMMs": gemms, "loss: passes over logits": PassTimes(forward_s=loss, input_s=loss, weight_s=0.0)}
+    remade = (np.asarray(s.precision.loss_chunk) > 0) & (np.asarray(rates.remakes_logits) > 0)
+    if np.any(remade):
+        parts["loss: logits made again"] = replace(NO_PASSES, input_s=remade * (gemms.forward_s + loss))
+    return parts
 
 
 def _linear_cross_entropy(s: LayerShapes) -> dict[str, PassTimes]:

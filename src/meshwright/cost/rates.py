@@ -241,6 +241,7 @@ def system_facts(
         unfused_norm=int(facts.unfused_norm),
         overlaps_data=int(facts.overlaps_data),
         stops_recompute=_stops_recompute(accelerator, facts, features, vintage_of(stack, facts)),
+        remakes_logits=int(facts.remakes_logits),
         ring_attention=int(not facts.gathers_keys),
         deduplicates=int(features.dispatcher is not Dispatcher.ALL_TO_ALL),
         dispatches_tensors=int(_copies_shards(accelerator, facts) and facts.eager and not features.compiles),

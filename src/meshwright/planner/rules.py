@@ -170,6 +170,11 @@ def _says_cache(s: LegalityContext, _: PlanTable) -> str:
     return "with sharded parameters weights are gathered again for each pass: there is nothing to cache"
 
 
+def loss_chunk(s: LegalityContext, plan: PlanTable) -> Array:
+    """Tokens of a chunk of the loss as the plan or the run asks; 0 or less: all."""
+    return np.where(np.asarray(plan.loss_chunk) < 0, s.loss_chunk, plan.loss_chunk)
+
+
 def _says_loss(s: LegalityContext, _: PlanTable) -> str:
     return f"{s.facts.title} has no choice of a chunk of the loss: {s.facts.loss}"
 

@@ -89,6 +89,12 @@ def test_other_axes(dense, plan):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("plan", ["sharded", "four"])
+def test_a_loss_in_tiles_is_that_of_all_tokens(dense, plan):
+    dense.assert_native(dense.train(f"tiles-{plan}", "kernels.loss_chunk=32", plan=plan))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["one", "experts"])
 def test_a_mixture_of_experts(mixture, plan):
     mixture.assert_native(mixture.train(plan, plan=plan))

@@ -169,10 +169,10 @@ def test_a_note_can_leave_out_multi_token_prediction(conditions: dict[str, RunCo
 
 @pytest.mark.parametrize(
     ("vintage", "accelerator", "graphs"),
-    [(2024.45, "h100", CudaGraphs.NONE), (2024.87, "h100", CudaGraphs.PARTIAL), (2025.42, "b200", None)],
+    [(2024.45, "h100", CudaGraphs.NONE), (2024.87, "h100", CudaGraphs.PARTIAL), (2024.87, "b200", CudaGraphs.PARTIAL)],
 )
 def test_adapters_of_mlperf_have_graphs_since_its_round_4_1(
-    vintage: float, accelerator: str, graphs: CudaGraphs | None
+    vintage: float, accelerator: str, graphs: CudaGraphs
 ) -> None:
     found = recipe_for(
         source="github:mlcommons/training_results_v4.0 NVIDIA/results",
@@ -182,7 +182,39 @@ def test_adapters_of_mlperf_have_graphs_since_its_round_4_1(
         accelerator=accelerator,
         precision="fp8",
     )
-    assert (found and found.features.cuda_graphs) == graphs
+    assert found
+    assert found.features.cuda_graphs is graphs
+    assert found.features.fp8_attention
+
+
+@pytest.mark.parametrize(
+    ("vintage", "accelerator", "context", "stored"),
+    [
+        (2025.42, "b200", 1, ("feed_forward",)), (2026.42, "gb300", 1, ("feed_forward",)), (2025.42, "gb200", 8, ()),
+        (2024.87, "b200", 2, ()), (2025.42, "h100", 1, ()),
+    ],
+)  # fmt: skip
+def test_adapters_of_mlperf_keep_eight_bits_of_a_whole_sequence_on_blackwell(vintage, accelerator, context, stored):
+    found = recipe_for(
+        source="github:mlcommons/training_results_v5.0 NVIDIA/results", stack="mlperf-nvidia", vintage=vintage,
+        model="llama2-70b", accelerator=accelerator, precision="fp8", context=context,
+    )  # fmt: skip
+    assert (found.stored if found else ()) == stored
+
+
+def test_adapters_of_mlperf_that_ran_are_not_refused() -> None:
+    """Their logs print 168.8 GB on devices of 192 GB."""
+    rows = [r for r in shipped_runs() if "max_memory_usage logged 168.8" in " ".join((*r.unread, *r.assumed, r.notes))]
+    assert len(rows) >= 10
+    assert not [r.id for r in rows if r.conditions is None or r.conditions.plan.stored_activations is None]
+
+
+def test_recipes_for_tpus_state_what_their_memory_depends_on(conditions: dict[str, RunConditions]) -> None:
+    tiled, sharded, narrow = (conditions[f"tpu_recipes-{n}"] for n in ("0006", "0011", "0015"))
+    assert tiled.plan.loss_chunk == tiled.seq_len * tiled.plan.micro_batch // 16
+    assert (sharded.plan.data_shard, sharded.plan.data_replicate) == (512, 1)  # over both slices
+    assert narrow.all_in_16_bits
+    assert not conditions["tpu_recipes-0016"].all_in_16_bits  # on 64 chips weights have 32 bits
 
 
 def test_adapters_on_192_gb_recompute_a_quarter_of_their_layers(conditions: dict[str, RunConditions]) -> None:

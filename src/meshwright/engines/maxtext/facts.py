@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from meshwright.cost.tables import RECOMPUTES
+from meshwright.arrays import Mask
+from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.config.models import is_gpt_oss
-from meshwright.planner.engines import CHEAP, AnyValue, EngineFacts, Rule, Scope
-from meshwright.planner.rules import has_experts, is_divisor, num_micro_batches
+from meshwright.planner.engines import CHEAP, AnyValue, EngineFacts, LegalityContext, Rule, Scope
+from meshwright.planner.rules import has_experts, is_divisor, loss_chunk, num_micro_batches
 from meshwright.specs.features import AttentionKernel, Features, Preset, WireFormat
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
 from meshwright.specs.plan import Recompute, Schedule, Sharding
+
+
+def _equal_tiles(s: LegalityContext, plan: PlanTable) -> Mask:
+    """Each device has whole tokens of each of `num_vocab_tiling` tiles; its head has neither stages nor adapters."""
+    chunk, tokens = loss_chunk(s, plan), plan.micro_batch * s.batch.seq_len // plan.context
+    tiles = np.maximum(tokens // np.maximum(chunk, 1), 1)
+    splits = (tokens % np.maximum(chunk, 1) == 0) & (tokens % (plan.tensor * tiles) == 0)
+    return (chunk <= 0) | (splits & (np.asarray(plan.pipeline) == 1) & (s.model.lora_rank == 0))
+
 
 RULES = (
     Rule(
@@ -99,6 +109,16 @@ RULES = (
         hint="--set parallel.sharding=parameters",
     ),
     Rule(
+        name="equal chunks of the loss",
+        scope=Scope.BATCH,
+        holds=_equal_tiles,
+        says=lambda s, p: (
+            f"MaxText splits a micro-batch of {p.micro_batch} x {s.batch.seq_len // p.context} tokens into equal tiles "
+            f"without pipelines and adapters, and not into chunks of {int(loss_chunk(s, p))} tokens"
+        ),
+        key="kernels.loss_chunk",
+    ),
+    Rule(
         name="sequences of experts",
         scope=Scope.SHAPE,
         holds=lambda s, p: (not has_experts(s)) | (p.tensor == 1) | (p.sequence_parallel == 0),
@@ -152,8 +172,8 @@ FACTS = EngineFacts(
     whole_sequences=True,
     splits_no_experts=True,
     short_interleaving=True,
-    # Its `num_vocab_tiling` tiles logits along the sequence; our configurations leave it at 1.
     loss="logits of all tokens of a micro-batch at once (num_vocab_tiling: 1)",
+    loss_chunks=True,  # `num_vocab_tiling`, where the run asks for it
     switches=(
         ("attention", ("unfused", "cudnn", "ck", "splash")),
         ("attention_tile", AnyValue()),

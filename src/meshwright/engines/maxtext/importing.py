@@ -68,7 +68,7 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     name = str(given.get("model_name", base.get("model_name", "default")))
     settings = MaxTextKeys(base | _own_model(name, folder=path.parent) | given, ignore=ignore)
     settings.take("base_config")
-    accumulated = settings.count("gradient_accumulation_steps")
+    accumulated, length = settings.count("gradient_accumulation_steps"), settings.peek("max_target_length")
     train, optimizer = _steps(settings)
     tuning = _adapters(settings)
     if settings.peek("routed_score_func") == "sigmoid":
@@ -77,7 +77,7 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     content = {
         "model": model_section(settings, name=path.stem if name == "default" else name),
         "data": _data(settings),
-        **_devices(settings, target, accumulated=accumulated),
+        **_devices(settings, target, accumulated=accumulated, length=length),
         "optimizer": optimizer,
         "precision": _precision(settings, is_frozen=bool(tuning)),
         "cluster": cluster,
@@ -176,7 +176,7 @@ def _slices_left(settings: MaxTextKeys, cluster: Cluster) -> int:
     return slices // math.prod(others)
 
 
-def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> dict[str, Any]:
+def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int, length: int) -> dict[str, Any]:
     """Return the plan and the batch. MaxText counts the devices that JAX shows, a run file those of the cluster."""
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
     degrees = {axis: _degree(settings, axis, cluster) for axis in AXES}
@@ -213,7 +213,10 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int) -> di
             hint=f"per_device_batch_size x {num_devices} devices / {shard * replicas} data ranks must be whole",
         )  # fmt: skip
     plan["recompute"] = _recompute(settings)
-    return {"parallel": plan, "batch": {"global_sequences": int(whole), "micro": int(micro)}}
+    sizes = {"parallel": plan, "batch": {"global_sequences": int(whole), "micro": int(micro)}}
+    if (tiles := settings.count("num_vocab_tiling")) > 1:
+        sizes["kernels"] = {"loss_chunk": max(1, int(micro) * length // plan["context"] // tiles)}
+    return sizes
 
 
 def _fill_open_axis(degrees: dict[str, int], num_devices: int) -> None:

@@ -115,6 +115,7 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         "max_target_length": run.sequence_length,
         "per_device_batch_size": run.global_batch / accumulated / plan.num_devices / jax_devices(run),
         "gradient_accumulation_steps": accumulated,
+        **_loss(run, plan),
         **_recompute(plan),
         **_optimizer(run),
         **_data(run, folder),
@@ -219,6 +220,14 @@ def _parallelism(plan: Plan, run: Run) -> dict[str, Any]:
 def jax_devices(run: Run) -> int:
     """Return the devices that JAX shows for one device of the run's cluster."""
     return 1 if run.cluster is None else run.cluster.accelerator.jax_devices
+
+
+def _loss(run: Run, plan: Plan) -> dict[str, Any]:
+    """Tiles of the loss, where the run's `kernels.loss_chunk` says how many tokens of a device each has."""
+    chunk = run.kernels.loss_chunk
+    if isinstance(chunk, str):
+        return {}
+    return {"num_vocab_tiling": plan.micro_batch * run.sequence_length // plan.context // chunk}
 
 
 def _recompute(plan: Plan) -> dict[str, Any]:

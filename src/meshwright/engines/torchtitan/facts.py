@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from meshwright.arrays import Array, Mask
+from meshwright.arrays import Mask
 from meshwright.cost.tables import RECOMPUTES, PlanTable
 from meshwright.engines.torchtitan import VERSION
 from meshwright.planner.engines import EngineFacts, LegalityContext, Rule, Scope
-from meshwright.planner.rules import fills_stages, has_experts, has_schedule, num_micro_batches
+from meshwright.planner.rules import fills_stages, has_experts, has_schedule, loss_chunk, num_micro_batches
 from meshwright.specs.features import AttentionKernel, CudaGraphs, Dispatcher, Features, Preset, WireFormat
 from meshwright.specs.hardware import Accelerator
 from meshwright.specs.model import Model
@@ -24,14 +24,9 @@ def _rounds(s: LegalityContext, plan: PlanTable) -> Mask:
     return ~has_schedule(plan, Schedule.INTERLEAVED) | (plan.pipeline == 1) | (m % rounds == 0)
 
 
-def _chunk(s: LegalityContext, plan: PlanTable) -> Array:
-    """Tokens of a chunk of the loss as the plan or the run asks; 0 or less: all."""
-    return np.where(np.asarray(plan.loss_chunk) < 0, s.loss_chunk, plan.loss_chunk)
-
-
 def _equal_chunks(s: LegalityContext, plan: PlanTable) -> Mask:
     """`ChunkedLossWrapper` splits the sequences of a context rank into chunks of equal length."""
-    chunk, length = _chunk(s, plan), s.batch.seq_len // plan.context
+    chunk, length = loss_chunk(s, plan), s.batch.seq_len // plan.context
     tokens = plan.micro_batch * length
     chunks = np.maximum(tokens // np.maximum(chunk, 1), 1)
     return (chunk <= 0) | ((tokens % np.maximum(chunk, 1) == 0) & (length % chunks == 0))
@@ -92,7 +87,7 @@ RULES = (
         holds=_equal_chunks,
         says=lambda s, p: (
             f"torchtitan splits a micro-batch of {p.micro_batch} x {s.batch.seq_len // p.context} tokens into equal "
-            f"chunks along its sequences, and not into chunks of {int(_chunk(s, p))} tokens"
+            f"chunks along its sequences, and not into chunks of {int(loss_chunk(s, p))} tokens"
         ),
         key="kernels.loss_chunk",
     ),

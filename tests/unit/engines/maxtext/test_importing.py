@@ -307,6 +307,14 @@ def test_only_what_differs_from_its_defaults_is_noted(tmp_path):
     assert [note.partition(" ")[0] for note in imported(written(tmp_path, others))[1]] == list(others)
 
 
+@pytest.mark.parametrize(("tiles", "chunk"), [(1, "auto"), (4, 1024)])
+def test_tiles_of_the_loss_are_chunks(tmp_path, tiles, chunk):
+    values = {"num_vocab_tiling": tiles, "per_device_batch_size": 2, "max_target_length": 2048, "steps": 10}
+    run, notes = imported(written(tmp_path, values | {"ici_fsdp_parallelism": -1}))
+    assert run.kernels.loss_chunk == chunk
+    assert not [note for note in notes if "tiling" in note]
+
+
 VALUES = {"attention_tile": (256, 512, 1024)}
 IMPOSSIBLE = ("does not run on",)
 CLUSTERS = ("h100-8x1", "b200-8x1", "tpu-v5p-4x2")
