@@ -23,8 +23,8 @@ from meshwright.accuracy.tables import memory_of, tables_of
 from meshwright.specs.plan import Plan, Recompute, Sharding
 
 CANNOT_BE = 1.4
-"""Reserved bytes over the device's memory from which the usual value cannot have been: of shipped GPU runs whose code is
-known to recompute nothing, 1.23 was the largest factor that has been predicted."""
+"""Reserved bytes over the device's memory from which the usual value cannot have been: 1.23 was the largest factor that
+has been predicted for GPU runs whose code is known to recompute nothing."""
 
 Row = tuple[RunConditions | None, tuple[str, ...]]
 """Conditions of a row, None where it has none, and the notes on their assumptions."""

@@ -13,7 +13,7 @@ from meshwright.accuracy.features import read_features
 from meshwright.accuracy.shipped import frameworks, published_recipes
 from meshwright.accuracy.statements import read_statements
 from meshwright.catalog.stacks import features_from
-from meshwright.specs.features import CudaGraphs, Dispatcher, Features
+from meshwright.specs.features import RELEASE_DEFAULTS, CudaGraphs, Dispatcher, Features
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora
 from meshwright.specs.plan import Sharding
@@ -265,7 +265,7 @@ class Recipe:
     precisions: tuple[str, ...] = ()  # empty: all
     devices: tuple[int, ...] = ()  # of the run; empty: any number
     contexts: tuple[int, ...] = ()  # degrees of context parallelism; empty: any
-    features: Features = Features()
+    features: Features = RELEASE_DEFAULTS
     recompute: str = ""  # as rows state it; empty: none, or not known
     precision: str = ""  # of rows that state none; empty: not known
     tensor: int = 0  # degree of rows that print none; 0: not known
