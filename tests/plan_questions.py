@@ -41,12 +41,15 @@ KEYS = {
         "train.compile=true", "optimizer={name: adamw8bit}", "optimizer={name: muon}", "kernels.weight_cache='on'",
         "kernels.stored_activations=[norm]", "batch.label_tokens=4000000", "task=lora",
     ),
-    "torchtitan": ("train.compile=true", "optimizer.states=bf16", "task=lora", "kernels.loss_chunk=512"),
+    "torchtitan": (
+        "train.compile=true", "optimizer.states=bf16", "task=lora", "kernels.loss_chunk=512",
+        "optimizer.master_weights=false",
+    ),
     "megatron": (
         "optimizer.states=bf16", "train.balance_loss=0.01", "stack.preset=recipe", "stack.cuda_graphs=partial",
         "stack.overlaps_experts=true",
     ),
-    "maxtext": ("task=lora", "optimizer.states=bf16", "kernels.loss_chunk=512"),
+    "maxtext": ("task=lora", "optimizer.states=bf16", "kernels.loss_chunk=512", "optimizer.master_weights=false"),
     "trl": (
         "train.compile=true", "task=lora",
         "optimizer={schedule: linear, warmup_ratio: 0.1}", "optimizer={schedule: wsd, decay_shape: sqrt}",

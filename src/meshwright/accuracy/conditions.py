@@ -10,7 +10,7 @@ from meshwright.json_values import picked
 from meshwright.specs.hardware import Accelerator, Stack
 from meshwright.specs.model import Lora, Model
 from meshwright.specs.plan import Plan
-from meshwright.specs.precision import OPTIMIZER_STATE_BYTES, PRECISIONS, Precision
+from meshwright.specs.precision import PRECISIONS, Precision
 from meshwright.specs.run import Optimizer, StateFormat, precision_with
 
 TF32 = "tf32"
@@ -58,11 +58,8 @@ class RunConditions:
     @property
     def number_formats(self) -> Precision:
         """The recipe with what the optimizer keeps and moves."""
-        formats = precision_with(PRECISIONS[self.precision], OPTIMIZERS[self.optimizer])
-        if not self.all_in_16_bits:
-            return formats
-        states = min(formats.optimizer_state_bytes, OPTIMIZER_STATE_BYTES[StateFormat.BF16])
-        return replace(formats, master_bytes=0.0, grad_bytes=2.0, reduce_bytes=2.0, optimizer_state_bytes=states)
+        optimizer = replace(OPTIMIZERS[self.optimizer], master_weights=not self.all_in_16_bits)
+        return precision_with(PRECISIONS[self.precision], optimizer)
 
     @property
     def matmul_flops_per_s(self) -> float:

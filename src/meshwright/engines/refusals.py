@@ -222,6 +222,18 @@ def other_precisions(run: Run, *, among: Collection[str] = (), reason: str = "is
         nearest = nearest_precision(run.precision, usable) if usable else ""
         hint = f"precision: {nearest} is the nearest that devices and engine run: {', '.join(usable)}"
         yield Unsupported(key="precision", reason=f"{run.precision.name} {reason}", hint=hint if usable else None)
+    yield from _master_weights(run)
+
+
+def _master_weights(run: Run) -> Iterator[Unsupported]:
+    """16-bit weights without an fp32 copy, for an engine that keeps one, or in a precision that has no 16-bit weights."""
+    absent, key, facts = not run.optimizer.master_weights, "optimizer.master_weights", engine_facts(run.engine)
+    is_wide = run.precision.name == "fp32"
+    yield from applying(
+        (absent and is_wide, key, "weights of fp32 are their own masters: must be true"),
+        (absent and not is_wide and not facts.updates_16_bits, key,
+         f"{facts.title} updates an fp32 copy of the weights: must be true"),
+    )  # fmt: skip
 
 
 def predictions(model: Model) -> Iterator[Unsupported]:

@@ -119,6 +119,7 @@ class EngineFacts:
     short_interleaving: bool = False  # fewer interleaved micro-batches than pipeline ranks
     axis_orders: tuple[AxisOrder, ...] = (AxisOrder.PIPELINE_OUTERMOST,)
     narrow_states: bool = False  # optimizer states in 16 bits, stored activations in 8
+    updates_16_bits: bool = False  # weights without an fp32 copy
     offloads_optimizer: bool = False  # keeps its states in host memory
     stored_modules: tuple[str, ...] = ()  # that can keep their activations in 8 bits
     weight_caches: tuple[str, ...] = ()  # of 8-bit weights, besides what it does by itself

@@ -126,6 +126,7 @@ class Optimizer:
     cycles: Count = 1  # of cosine_with_restarts
     power: Positive = 1.0  # of polynomial
     states: StateFormat = StateFormat.FP32  # of AdamW
+    master_weights: bool = True  # in fp32; without them it updates weights in 16 bits, gradients and states have as many
     momentum: BelowOne = 0.95  # of Muon, as the four below
     nesterov: bool = True
     newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5
@@ -150,6 +151,9 @@ def precision_with(precision: Precision, optimizer: Optimizer) -> Precision:
     is_narrow = optimizer.states is not StateFormat.FP32
     average_bytes = 4.0 if optimizer.average_decay else 0.0  # kept; an update reads it and the master, and writes it
     state_bytes = OPTIMIZER_STATE_BYTES[optimizer.states] if is_narrow else traits.state_bytes
+    if not optimizer.master_weights:
+        precision = replace(precision, master_bytes=0.0, grad_bytes=2.0, reduce_bytes=2.0)
+        state_bytes = min(state_bytes, OPTIMIZER_STATE_BYTES[StateFormat.BF16])
     return replace(
         precision,
         optimizer_state_bytes=state_bytes + average_bytes,

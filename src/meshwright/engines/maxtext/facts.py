@@ -170,6 +170,7 @@ FACTS = EngineFacts(
     selective=(CHEAP, ("core_attention", *CHEAP), (*CHEAP, "mlp"), (*CHEAP, "moe")),
     dense_activation=True,
     whole_sequences=True,
+    updates_16_bits=True,
     splits_no_experts=True,
     short_interleaving=True,
     loss="logits of all tokens of a micro-batch at once (num_vocab_tiling: 1)",

@@ -78,8 +78,8 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
         "model": model_section(settings, name=path.stem if name == "default" else name),
         "data": _data(settings),
         **_devices(settings, target, accumulated=accumulated, length=length),
-        "optimizer": optimizer,
-        "precision": _precision(settings, is_frozen=bool(tuning)),
+        "optimizer": optimizer | _master_weights(settings, is_frozen=bool(tuning)),
+        "precision": _precision(settings),
         "cluster": cluster,
         "engine": "maxtext",
         "stack": _stack(settings, target.accelerator, has_sinks=has_sinks),
@@ -283,11 +283,16 @@ def _recompute(settings: MaxTextKeys) -> Any:
     return "full"
 
 
-def _precision(settings: MaxTextKeys, *, is_frozen: bool) -> str:
-    quantization = settings.take("quantization")
-    dtype, weights = settings.take("dtype"), settings.take("weight_dtype")
-    if weights != "float32" and not is_frozen:
+def _master_weights(settings: MaxTextKeys, *, is_frozen: bool) -> dict[str, bool]:
+    """Return the key of the optimizer under which weights are 16 bits wide; frozen ones are in every export."""
+    weights = settings.take("weight_dtype")
+    if weights not in ("float32", "bfloat16"):
         settings.note(f"weight_dtype = {weights!r} is not carried over: weights are trained in fp32")
+    return {"master_weights": False} if weights == "bfloat16" and not is_frozen else {}
+
+
+def _precision(settings: MaxTextKeys) -> str:
+    quantization, dtype = settings.take("quantization"), settings.take("dtype")
     if settings.peek("matmul_precision") == "highest" and dtype == "float32":
         settings.take("matmul_precision")  # implied by fp32
     if quantization == "te_fp8_delayedscaling":

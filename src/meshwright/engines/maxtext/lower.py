@@ -131,9 +131,10 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
 
 def _numbers(run: Run, plan: Plan) -> dict[str, Any]:
     is_fp32, features = run.precision.name == "fp32", switches_of(run)
+    is_narrow = run.lora is not None or not run.optimizer.master_weights  # bf16 suffices for frozen weights
     return {
         "dtype": "float32" if is_fp32 else "bfloat16",
-        "weight_dtype": "float32" if is_fp32 or run.lora is None else "bfloat16",  # bf16 suffices for frozen weights
+        "weight_dtype": "bfloat16" if is_narrow and not is_fp32 else "float32",
         "grad_dtype": "bfloat16" if features.gradient_format is WireFormat.BF16 else "float32",
         "matmul_precision": "highest" if is_fp32 else "default",
         "attention": kernel_name(run, plan),

@@ -22,6 +22,7 @@ FACTS = EngineFacts(
     whole_sequences=True,
     short_interleaving=True,
     narrow_states=True,
+    updates_16_bits=True,
     offloads_optimizer=True,
     axis_orders=tuple(AxisOrder),
     source="no program: what the cost model has a formula for",

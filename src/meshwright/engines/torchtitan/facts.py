@@ -132,6 +132,7 @@ FACTS = EngineFacts(
     uneven_layers=True,
     any_vocabulary=True,  # split unevenly
     whole_sequences=True,
+    updates_16_bits=True,
     splits_no_experts=True,
     short_interleaving=True,
     context_block=128,

@@ -165,7 +165,7 @@ def _training(run: Run, plan: Plan) -> Call:
         seq_len=run.sequence_length,
         max_norm=float("inf") if clip is None else clip,
         steps=run.num_steps,
-        dtype="float32",
+        dtype="float32" if run.optimizer.master_weights else "bfloat16",
         mixed_precision_param="float32" if run.precision.name == "fp32" else "bfloat16",
         disable_cuda_graphs=True,  # they work neither with pipelines nor with expert parallelism
     )

@@ -28,11 +28,13 @@ def test_a_plain_run_is_accepted(refused):
     assert refused(GPT_OSS, "plan: data_shard: 4, expert: 2, sharding: parameters") == []
     assert refused("train.evaluate={target_loss: 1.5}", "data.validation=v.txt") == []
     assert refused("optimizer={schedule: wsd, decay_shape: cosine}") == []
+    assert refused("precision=bf16", "optimizer.master_weights=false") == []
 
 
 REFUSED = [
     ("precision: fp8 is not lowered", ["precision=fp8"]),
     ("optimizer.states", ["optimizer.states=bf16"]),
+    ("optimizer.master_weights: weights of fp32", ["precision=fp32", "optimizer.master_weights=false"]),
     ("optimizer.schedule: the engine has no polynomial", ["optimizer.schedule=polynomial"]),
     ("optimizer.decay_shape", ["optimizer={schedule: wsd, decay_shape: sqrt}"]),
     ("train.trackers", ["train.trackers=[tensorboard]"]),

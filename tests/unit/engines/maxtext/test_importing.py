@@ -213,7 +213,7 @@ def test_what_is_not_carried_is_noted(tmp_path):
     _, notes = imported(written(tmp_path, values))
     for words in (
         "remat_policy = 'custom'", "mlpwo = 'device'", "learning_rate_schedule_steps = 100", "dataset_type = 'tfds'",
-        "load_balance_loss_weight = 0.01", "weight_dtype = 'bfloat16'",
+        "load_balance_loss_weight = 0.01",
     ):  # fmt: skip
         assert any(note.startswith(words) for note in notes), (words, notes)
 
@@ -305,6 +305,15 @@ def test_only_what_differs_from_its_defaults_is_noted(tmp_path):
     assert imported(written(tmp_path, usual | {"steps": 1.0e2}))[1] == ()
     others = {"capacity_factor": 1.25, "sparse_matmul": False, "adamw_mask": ["bias"]}
     assert [note.partition(" ")[0] for note in imported(written(tmp_path, others))[1]] == list(others)
+
+
+def test_weights_in_bf16_have_no_masters_and_half_the_states(tmp_path):
+    run, notes = imported(written(tmp_path, {"weight_dtype": "bfloat16", "steps": 10}))
+    assert not run.optimizer.master_weights
+    assert not [note for note in notes if "weight_dtype" in note]
+    precision = run.precision
+    assert precision.weight_bytes + precision.grad_bytes + precision.master_bytes == 4
+    assert precision.optimizer_state_bytes == 4
 
 
 @pytest.mark.parametrize(("tiles", "chunk"), [(1, "auto"), (4, 1024)])

@@ -430,6 +430,11 @@ def test_lowering_is_pure_and_imports_no_framework():
     assert "jax" not in sys.modules
 
 
+def test_weights_without_masters_have_sixteen_bits():
+    launch = contract.lower(runfile.loads(TOY, overrides=["optimizer.master_weights=false"]), folder=Path("out"))
+    assert YAML().load(launch.files["maxtext.yml"])["weight_dtype"] == "bfloat16"
+
+
 def test_tiles_of_the_loss_hold_the_tokens_that_a_run_asks_for():
     launch = contract.lower(runfile.loads(TOY, overrides=["kernels.loss_chunk=128"]), folder=Path("out"))
     assert YAML().load(launch.files["maxtext.yml"])["num_vocab_tiling"] == 2 * 256 // 128

@@ -39,6 +39,7 @@ def test_what_is_not_honoured_is_refused(refused):
             ),
             ("optimizer.schedule: the engine has no cosine_with", ["optimizer.schedule=cosine_with_restarts"]),
             ("optimizer.states", ["optimizer.states=bf16"]),
+            ("optimizer.master_weights: megatron", ["precision=bf16", "optimizer.master_weights=false"]),
             ("train.trackers", ["train.trackers=[tensorboard]"]),
             ("train.compile", ["train.compile=true"]),
             ("task", ["task=lora"]),

@@ -26,7 +26,7 @@ steps = 500
 
 
 @pytest.mark.parametrize(
-    ("more", "precision", "is_noted"),
+    ("more", "precision", "is_narrow"),
     [
         ("", "bf16", False),
         ('dtype = "bfloat16"', "bf16", True),
@@ -34,12 +34,12 @@ steps = 500
         ('mixed_precision_param = "float32"', "fp32", False),
     ],
 )
-def test_parameters_in_bf16_are_noted(more, precision, is_noted, tmp_path):
+def test_parameters_in_bf16_have_no_master_weights(more, precision, is_narrow, tmp_path):
     (tmp_path / "run.toml").write_text(TOML % more)
     found = import_toml(tmp_path / "run.toml", cluster="h100-8x1")
     assert found.content["precision"] == precision
-    noted = [note for note in found.notes if "training.dtype = 'bfloat16'" in note]
-    assert [("parameters are trained in fp32" in note) for note in noted] == [True] * is_noted
+    assert found.content["optimizer"].get("master_weights", True) is not is_narrow
+    assert not [note for note in found.notes if "training.dtype" in note]
 
 
 def test_every_unknown_key_is_named_at_once(tmp_path):

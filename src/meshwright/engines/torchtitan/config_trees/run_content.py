@@ -129,8 +129,7 @@ def import_tree(tree: Node, *, cluster: StatedCluster) -> Imported:
         **({"task": "lora", "lora": model.lora} if model.lora else {}),
         "data": _data(settings, own, notes),
         "batch": batch_section(settings, parallel, notes, width=width),
-        "optimizer": _optimizer(settings, notes, adapts=model.lora is not None),
-        "precision": precision(settings, model, notes),
+        **number_formats(settings, model, _optimizer(settings, notes, adapts=model.lora is not None)),
         "cluster": cluster,
         "parallel": parallel,
         "engine": "torchtitan",
@@ -337,17 +336,15 @@ def learning_rates(settings: TrainerSettings, notes: list[str]) -> dict[str, Any
     return rates | {"schedule": "wsd"} | wsd(1.0 if ratio is None else ratio)
 
 
-def precision(settings: TrainerSettings, model: ImportedModel, notes: list[str]) -> str:
-    """Return the precision recipe: of the model's matrices if they have one, else of mixed precision."""
-    if (dtype := settings.take("training.dtype")) != "float32":
-        notes.append(
-            f"training.dtype = {dtype!r} is not carried over: parameters are trained in fp32. optimizer.states: bf16 "
-            "halves the optimizer states"
-        )
-    if model.recipe is not None:
-        return model.recipe
+def number_formats(settings: TrainerSettings, model: ImportedModel, optimizer: dict[str, Any]) -> dict[str, Any]:
+    """Return the precision recipe and the optimizer: without master weights where parameters have 16 bits.
+
+    The recipe is that of the model's matrices if they have one, else of mixed precision.
+    """
+    is_narrow = settings.take("training.dtype") != "float32"
     in_fp32 = settings.take("training.mixed_precision_param") == "float32"
-    return "fp32" if in_fp32 and dtype == "float32" else "bf16"
+    recipe = model.recipe or ("fp32" if in_fp32 and not is_narrow else "bf16")
+    return {"optimizer": optimizer | ({"master_weights": False} if is_narrow else {}), "precision": recipe}
 
 
 def stack_section(
