@@ -100,6 +100,8 @@ def test_thousands_of_imported_exports_are_estimated_as_their_plans(question, tm
         ("maxtext", "gpt-oss-20b", "h100-8x4", ()),
         ("maxtext", "llama3.1-70b", "mi300x-8x8", ()),
         ("maxtext", "llama3.1-8b", "tpu-v5p-4x8", ()),
+        ("maxtext", "qwen3-8b", "tpu-v6e-8x4", ("kernels.loss_chunk=1024",)),
+        ("maxtext", "llama3.1-405b", "mi300x-8x16", ("optimizer.master_weights=false", "kernels.loss_chunk=2048")),
         ("megatron", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
         ("megatron", "llama3.1-70b", "gb200-4x8+h100-4x2", ("stack.preset=recipe", "batch.global_sequences=64")),
         ("maxtext", "llama3.1-8b", "h100-8x4+a100-8x4", ()),
