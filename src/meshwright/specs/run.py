@@ -126,7 +126,9 @@ class Optimizer:
     cycles: Count = 1  # of cosine_with_restarts
     power: Positive = 1.0  # of polynomial
     states: StateFormat = StateFormat.FP32  # of AdamW
-    master_weights: bool = True  # in fp32; without them it updates weights in 16 bits, gradients and states have as many
+    master_weights: bool = (
+        True  # in fp32; without them it updates weights in 16 bits, gradients and states have as many
+    )
     momentum: BelowOne = 0.95  # of Muon, as the four below
     nesterov: bool = True
     newton_schulz_steps: Annotated[int, Limits(gt=0, lt=100)] = 5

@@ -167,7 +167,9 @@ FACTS = EngineFacts(
     schedules=(Schedule.GPIPE, Schedule.INTERLEAVED),  # scan over iterations; "circular" when repeated
     shardings=(Sharding.NONE, Sharding.OPTIMIZER, Sharding.PARAMETERS),
     recomputes=(Recompute.SELECTIVE, Recompute.FULL),
-    selective=(CHEAP, ("core_attention", *CHEAP), (*CHEAP, "mlp"), (*CHEAP, "moe")),
+    selective=tuple(
+        (*attention, *CHEAP, *block) for attention in ((), ("core_attention",)) for block in ((), ("mlp",), ("moe",))
+    ),
     dense_activation=True,
     whole_sequences=True,
     updates_16_bits=True,

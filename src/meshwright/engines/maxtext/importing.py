@@ -20,7 +20,8 @@ from typing import Any
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.config.keys import MaxTextKeys, model_section, own_models
-from meshwright.engines.maxtext.lower import ATTENTION, NEVER, REMATERIALISATION, SPLASH_BLOCKS, has_megablox
+from meshwright.engines.maxtext.kept_tensors import recomputation
+from meshwright.engines.maxtext.lower import ATTENTION, NEVER, SPLASH_BLOCKS, has_megablox
 from meshwright.engines.maxtext.parameters.leaves import MODULES
 from meshwright.engines.software_line import with_stated_software
 from meshwright.errors import InputError
@@ -28,7 +29,6 @@ from meshwright.json_values import parse_yaml, read_yaml
 from meshwright.specs.features import AttentionKernel, runs_on
 from meshwright.specs.hardware import Accelerator, Cluster
 from meshwright.specs.model import BaseFormat
-from meshwright.specs.plan import RECOMPUTE_MODULES
 
 KERNELS: dict[str, tuple[AttentionKernel, ...]] = {
     **{theirs: (kernel,) for kernel, theirs in ATTENTION.items() if kernel is not None},
@@ -69,6 +69,7 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     settings = MaxTextKeys(base | _own_model(name, folder=path.parent) | given, ignore=ignore)
     settings.take("base_config")
     accumulated, length = settings.count("gradient_accumulation_steps"), settings.peek("max_target_length")
+    recompute, offloaded = recomputation(settings)
     train, optimizer = _steps(settings)
     tuning = _adapters(settings)
     if settings.peek("routed_score_func") == "sigmoid":
@@ -77,12 +78,13 @@ def import_run(source: str, *, cluster: StatedCluster, ignore: Collection[str] =
     content = {
         "model": model_section(settings, name=path.stem if name == "default" else name),
         "data": _data(settings),
-        **_devices(settings, target, accumulated=accumulated, length=length),
+        **_devices(settings, target, accumulated=accumulated, length=length, recompute=recompute),
         "optimizer": optimizer | _master_weights(settings, is_frozen=bool(tuning)),
         "precision": _precision(settings),
         "cluster": cluster,
         "engine": "maxtext",
-        "stack": _stack(settings, target.accelerator, has_sinks=has_sinks),
+        "stack": _stack(settings, target.accelerator, has_sinks=has_sinks)
+        | ({"offloaded_activations": offloaded} if offloaded else {}),
         "train": train | _evaluation(settings, accumulated=accumulated),
         **tuning,
     }
@@ -176,7 +178,9 @@ def _slices_left(settings: MaxTextKeys, cluster: Cluster) -> int:
     return slices // math.prod(others)
 
 
-def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int, length: int) -> dict[str, Any]:
+def _devices(
+    settings: MaxTextKeys, cluster: Cluster, *, accumulated: int, length: int, recompute: object
+) -> dict[str, Any]:
     """Return the plan and the batch. MaxText counts the devices that JAX shows, a run file those of the cluster."""
     num_devices = cluster.num_devices * cluster.accelerator.jax_devices
     degrees = {axis: _degree(settings, axis, cluster) for axis in AXES}
@@ -212,7 +216,7 @@ def _devices(settings: MaxTextKeys, cluster: Cluster, *, accumulated: int, lengt
             "the batch cannot be split over the data ranks", got=f"{micro} sequences a micro-batch",
             hint=f"per_device_batch_size x {num_devices} devices / {shard * replicas} data ranks must be whole",
         )  # fmt: skip
-    plan["recompute"] = _recompute(settings)
+    plan["recompute"] = recompute
     sizes = {"parallel": plan, "batch": {"global_sequences": int(whole), "micro": int(micro)}}
     if (tiles := settings.count("num_vocab_tiling")) > 1:
         sizes["kernels"] = {"loss_chunk": max(1, int(micro) * length // plan["context"] // tiles)}
@@ -268,19 +272,6 @@ def _pipeline(settings: MaxTextKeys, plan: dict[str, Any], *, per_rank: float) -
     plan |= {"schedule": "interleaved", "virtual_pipeline": repeats} if repeats > 1 else {"schedule": "gpipe"}
     micro_batches = settings.count("num_pipeline_microbatches", allows_auto=True)
     return per_rank / (stages if micro_batches == -1 else micro_batches)
-
-
-def _recompute(settings: MaxTextKeys) -> Any:
-    policy = settings.take("remat_policy")
-    known = {name: modules for modules, name in REMATERIALISATION.items() if "moe" not in modules}
-    known["minimal_flash"] = known["minimal_with_context"]  # its older name
-    if policy in known:
-        replacement = {"mlp": "moe"} if settings.peek("num_experts") > 1 else {}
-        modules = {replacement.get(module, module) for module in known[policy]}
-        return {"modules": [module for module in RECOMPUTE_MODULES if module in modules]}
-    if policy != "full":
-        settings.note(f"remat_policy = {policy!r} is not carried over: full recomputation is used instead")
-    return "full"
 
 
 def _master_weights(settings: MaxTextKeys, *, is_frozen: bool) -> dict[str, bool]:

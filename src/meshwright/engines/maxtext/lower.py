@@ -45,6 +45,8 @@ REMATERIALISATION = {
     frozenset(("core_attention", "norm", "activation")): "minimal",
     frozenset(("norm", "activation", "mlp")): "save_dot_with_context_except_mlp",
     frozenset(("norm", "activation", "moe")): "save_dot_with_context_except_mlp",
+    frozenset(("core_attention", "norm", "activation", "mlp")): "save_dot_except_mlp",
+    frozenset(("core_attention", "norm", "activation", "moe")): "save_dot_except_mlp",
 }
 """MaxText's rematerialisation policies by the recomputed modules."""
 

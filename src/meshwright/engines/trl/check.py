@@ -58,6 +58,8 @@ def without_tilde(place: str) -> str:
 def _weights(run: Run) -> Iterator[Unsupported]:
     """TRL builds the model that the config of the weights has, whatever the run says."""
     name = weights_of(run)
+    if run.train.preference is not None:  # refused by itself; a reward model has another head than its weights
+        return
     if name is None:
         reason = "TRL trains published weights of a family of transformers, and none of these shapes are known for "
         hint = "--set weights=OWNER/NAME, or a folder"

@@ -208,11 +208,11 @@ def test_adapters_of_its_usual_modules_on_a_quantised_base(tmp_path):
 
 
 def test_what_is_not_carried_is_noted(tmp_path):
-    values = {"remat_policy": "custom", "mlpwo": "device", "learning_rate_schedule_steps": 100, "steps": 50,
+    values = {"remat_policy": "custom", "mlpwo": "device", "out_proj": "device", "learning_rate_schedule_steps": 100, "steps": 50,
               "dataset_type": "tfds", "load_balance_loss_weight": 0.01, "weight_dtype": "bfloat16"}  # fmt: skip
     _, notes = imported(written(tmp_path, values))
     for words in (
-        "remat_policy = 'custom'", "mlpwo = 'device'", "learning_rate_schedule_steps = 100", "dataset_type = 'tfds'",
+        "mlpwo, out_proj are kept", "learning_rate_schedule_steps = 100", "dataset_type = 'tfds'",
         "load_balance_loss_weight = 0.01",
     ):  # fmt: skip
         assert any(note.startswith(words) for note in notes), (words, notes)
@@ -305,6 +305,33 @@ def test_only_what_differs_from_its_defaults_is_noted(tmp_path):
     assert imported(written(tmp_path, usual | {"steps": 1.0e2}))[1] == ()
     others = {"capacity_factor": 1.25, "sparse_matmul": False, "adamw_mask": ["bias"]}
     assert [note.partition(" ")[0] for note in imported(written(tmp_path, others))[1]] == list(others)
+
+
+QKV = dict.fromkeys(("query_proj", "key_proj", "value_proj"), "offload")
+
+
+@pytest.mark.parametrize(
+    ("values", "modules", "share"),
+    [
+        ({"remat_policy": "full"}, None, None),
+        ({"remat_policy": "save_qkv_proj"}, ["core_attention", "norm", "activation", "mlp"], None),
+        ({"remat_policy": "custom", "decoder_layer_input": "offload"}, None, 1.0),
+        ({"remat_policy": "custom", "decoder_layer_input": "offload", **QKV},
+         ["core_attention", "norm", "activation", "mlp"], 1.0),
+        ({"remat_policy": "custom", "context": "device", "mlpwi_0": "device", "mlpwi_1": "device", **QKV},
+         ["norm", "activation"], 0.1),
+        ({"remat_policy": "qkv_proj_offloaded"}, ["core_attention", "norm", "activation", "mlp"], 0.6),
+    ],
+)  # fmt: skip
+def test_policies_are_modules_and_a_share_in_host_memory(tmp_path, values, modules, share):
+    """Heads of 2,048 elements, keys and values of 1,024 in all, an input of 2,048, and products of 14,336 each."""
+    shape = {"base_emb_dim": 2048, "base_num_query_heads": 16, "base_num_kv_heads": 4, "head_dim": 128,
+             "base_mlp_dim": 14336, "steps": 10}  # fmt: skip
+    run, notes = imported(written(tmp_path, shape | values))
+    assert run.plan is not None
+    assert set(run.plan.recompute_modules) == set(modules or ())
+    assert run.stack.features.offloaded_activations == (share and pytest.approx(share, abs=0.03))
+    assert not [note for note in notes if any(key in note for key in values)]
 
 
 def test_weights_in_bf16_have_no_masters_and_half_the_states(tmp_path):
