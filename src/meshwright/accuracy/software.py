@@ -284,6 +284,8 @@ class Recipe:
 NO_RECIPE = Recipe(stack="", since=0.0, models=(), accelerators=())
 """States nothing."""
 
+_OF_RECIPES = frozenset(Recipe.__dataclass_fields__)
+
 _WITHOUT_DEPTH = re.compile(r"-\d+-layers$")
 """A model with another number of layers than its own trains with the same recipe."""
 
@@ -336,5 +338,5 @@ def _recipes() -> tuple[Recipe, ...]:
 
 def _recipe(entry: dict[str, Any]) -> Recipe:
     switches = {k: v for k, v in entry.items() if k in Features.__dataclass_fields__}
-    own = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k in Recipe.__dataclass_fields__}
+    own: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in entry.items() if k in _OF_RECIPES}
     return Recipe(**own, features=features_from(switches).or_else(_OFF))

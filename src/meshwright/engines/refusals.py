@@ -226,7 +226,7 @@ def other_precisions(run: Run, *, among: Collection[str] = (), reason: str = "is
 
 
 def _master_weights(run: Run) -> Iterator[Unsupported]:
-    """16-bit weights without an fp32 copy, for an engine that keeps one, or in a precision that has no 16-bit weights."""
+    """Weights without an fp32 copy, for an engine that keeps one, or in a precision whose weights are as wide."""
     absent, key, facts = not run.optimizer.master_weights, "optimizer.master_weights", engine_facts(run.engine)
     is_wide = run.precision.name == "fp32"
     yield from applying(
