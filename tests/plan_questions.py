@@ -49,7 +49,10 @@ KEYS = {
         "optimizer.states=bf16", "train.balance_loss=0.01", "stack.preset=recipe", "stack.cuda_graphs=partial",
         "stack.overlaps_experts=true",
     ),
-    "maxtext": ("task=lora", "optimizer.states=bf16", "kernels.loss_chunk=512", "optimizer.master_weights=false"),
+    "maxtext": (
+        "task=lora", "optimizer.states=bf16", "kernels.loss_chunk=512", "optimizer.master_weights=false",
+        "stack.offloaded_activations=1",
+    ),
     "trl": (
         "train.compile=true", "task=lora",
         "optimizer={schedule: linear, warmup_ratio: 0.1}", "optimizer={schedule: wsd, decay_shape: sqrt}",

@@ -89,6 +89,12 @@ def test_other_axes(dense, plan):
 
 
 @pytest.mark.slow
+def test_tensors_of_a_custom_policy_give_the_same_steps(dense):
+    plan = "parallel={data_shard: 2, sharding: parameters, recompute: {modules: [norm, activation, mlp]}}"
+    dense.assert_native(dense.train("places", "stack.offloaded_activations=1", plan))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", ["sharded", "four"])
 def test_a_loss_in_tiles_is_that_of_all_tokens(dense, plan):
     dense.assert_native(dense.train(f"tiles-{plan}", "kernels.loss_chunk=32", plan=plan))

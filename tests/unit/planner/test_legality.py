@@ -256,6 +256,8 @@ CASES = [
           recompute_layers=8, layers_per_stage=(4, 5, 5, 5, 5, 5, 2, 1)), {"engine": "megatron"}),
     ("offloaded activations in a pipeline", Plan(pipeline=2, data_shard=32),
      {"engine": "megatron", "keys": ("stack.offloaded_activations=0.5",)}),
+    ("offloaded activations", Plan(pipeline=2, data_shard=32, schedule=Schedule.GPIPE, recompute=Recompute.FULL),
+     {"engine": "maxtext", "keys": ("stack.offloaded_activations=1",)}),
     ("offloaded activations under recomputation", Plan(data_shard=64, recompute=Recompute.FULL),
      {"engine": "megatron", "keys": ("stack.offloaded_activations=0.5",)}),
     ("equal chunks of the loss", Plan(data_shard=64, sharding=Sharding.PARAMETERS),

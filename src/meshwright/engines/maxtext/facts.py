@@ -109,6 +109,12 @@ RULES = (
         hint="--set parallel.sharding=parameters",
     ),
     Rule(
+        name="offloaded activations",
+        holds=lambda s, p: (not s.software.offloaded_activations) | (np.asarray(p.pipeline) == 1),
+        says="a pipeline of MaxText keeps tensors by policies of its own: pipeline must be 1",
+        key="stack.offloaded_activations",
+    ),
+    Rule(
         name="equal chunks of the loss",
         scope=Scope.BATCH,
         holds=_equal_tiles,
@@ -183,6 +189,7 @@ FACTS = EngineFacts(
         ("fuses_attention_backward", (True, False)),
         ("gradient_format", ("fp32", "bf16")),
         ("cuda_graphs", ("none",)),
+        ("offloaded_activations", (1.0,)),
     ),
     preset=_preset,
     rules=RULES,

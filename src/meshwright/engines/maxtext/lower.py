@@ -21,6 +21,7 @@ from meshwright.engines.base import Launch, pinned_plan, refuse
 from meshwright.engines.maxtext import VERSION
 from meshwright.engines.maxtext.check import check, num_accumulated
 from meshwright.engines.maxtext.config.models import NOT_DECAYED, ROUTED_AS_V3, is_gpt_oss, is_routed_as_v3, model_keys
+from meshwright.engines.maxtext.kept_tensors import INPUT, KEPT
 from meshwright.engines.maxtext.parameters import leaves
 from meshwright.engines.software_line import software_line
 from meshwright.json_values import dump_yaml
@@ -118,7 +119,7 @@ def configuration(run: Run, plan: Plan, *, folder: Path) -> dict[str, Any]:
         "per_device_batch_size": run.global_batch / accumulated / plan.num_devices / jax_devices(run),
         "gradient_accumulation_steps": accumulated,
         **_loss(run, plan),
-        **_recompute(plan),
+        **_recompute(run, plan),
         **_optimizer(run),
         **_data(run, folder),
         **_checkpoint(run, folder),
@@ -233,10 +234,13 @@ def _loss(run: Run, plan: Plan) -> dict[str, Any]:
     return {"num_vocab_tiling": plan.micro_batch * run.sequence_length // plan.context // chunk}
 
 
-def _recompute(plan: Plan) -> dict[str, Any]:
-    if plan.recompute is Recompute.FULL:
-        return {"remat_policy": "full"}
-    return {"remat_policy": REMATERIALISATION[frozenset(plan.recompute_modules)]}
+def _recompute(run: Run, plan: Plan) -> dict[str, Any]:
+    """The policy of what a layer keeps, or with activations in host memory the place of each tensor that it keeps."""
+    is_full = plan.recompute is Recompute.FULL
+    policy = "full" if is_full else REMATERIALISATION[frozenset(plan.recompute_modules)]
+    if not switches_of(run).offloaded_activations:
+        return {"remat_policy": policy}
+    return {"remat_policy": "custom", **dict.fromkeys((INPUT, *KEPT[policy]), "offload")}
 
 
 def _optimizer(run: Run) -> dict[str, Any]:

@@ -435,6 +435,23 @@ def test_weights_without_masters_have_sixteen_bits():
     assert YAML().load(launch.files["maxtext.yml"])["weight_dtype"] == "bfloat16"
 
 
+def test_activations_in_host_memory_are_tensors_with_a_place():
+    overrides = ["stack.offloaded_activations=1", "parallel.recompute={modules: [norm, activation, mlp]}"]
+    keys = YAML().load(contract.lower(runfile.loads(TOY, overrides=overrides), folder=Path("out")).files["maxtext.yml"])
+    places = {
+        "decoder_layer_input",
+        "query_proj",
+        "key_proj",
+        "value_proj",
+        "kv_proj",
+        "qkv_proj",
+        "context",
+        "out_proj",
+    }
+    assert keys["remat_policy"] == "custom"
+    assert {key for key, value in keys.items() if value == "offload"} == places
+
+
 def test_tiles_of_the_loss_hold_the_tokens_that_a_run_asks_for():
     launch = contract.lower(runfile.loads(TOY, overrides=["kernels.loss_chunk=128"]), folder=Path("out"))
     assert YAML().load(launch.files["maxtext.yml"])["num_vocab_tiling"] == 2 * 256 // 128
