@@ -128,7 +128,7 @@ def test_defaults_of_a_program_are_read_from_its_text(read, tmp_path):
     text = VICUNA.replace("--model_max_length 2048", "")
     with pytest.raises(InputError, match="needs model_max_length=TOKENS"):
         read(text % "")
-    with pytest.raises(InputError, match="adapters need lora_r and lora_alpha"):
+    with pytest.raises(InputError, match="needs lora_r=NUMBER, lora_alpha=NUMBER"):
         read(VICUNA % "--use_lora True")
     (tmp_path / "fastchat" / "train").mkdir(parents=True)
     (tmp_path / "fastchat" / "train" / "train_mem.py").write_text(PROGRAM)

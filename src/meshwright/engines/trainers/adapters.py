@@ -25,19 +25,14 @@ def lora_task(settings: Settings, *, kind: str | None, model: Model) -> dict[str
 
     PEFT chooses the modules of `model` by its family where none are named.
     """
-    name = kind or settings.text("adapter") or "none"
-    if name == "none":
+    if not _has_adapters(settings, kind):
         for setting in ("in_4_bits", "quantised_bits"):
             if settings.get(setting) not in (None, False, 16, 32):
                 raise settings.error(setting, "only adapters train on a quantised base")
         return {}
-    rank, alpha = settings.count("rank"), settings.number("alpha")
-    if alpha is None and rank and (per_rank := settings.number("alpha_per_rank")):
-        alpha = per_rank * rank
-    if rank is None or alpha is None:
-        keys = [settings.key(name) for name in ("rank", "alpha", "targets")]
-        hint = f'give them behind the file: "{settings.file.name} {keys[0]}=16 {keys[1]}=32 {keys[2]}=q_proj,v_proj"'
-        raise InputError(f"adapters need {keys[0]} and {keys[1]}", hint=hint)
+    rank, alpha = settings.count("rank") or 0, settings.number("alpha")
+    if alpha is None:
+        alpha = (settings.number("alpha_per_rank") or 0.0) * rank
     patterns = {key: of for key in ("ranks", "alphas") if (of := _pattern(settings, key))}
     if patterns and settings.truth("rank_stabilised"):
         raise settings.error("rank_stabilised", "run files do not have it beside ranks or alphas by module")
@@ -66,6 +61,18 @@ def lora_task(settings: Settings, *, kind: str | None, model: Model) -> dict[str
     if settings.truth("adapted_head"):
         settings.notes.append(f"{settings.key('adapted_head')}: adapters of the output head are not carried over")
     return {"task": "lora", "lora": found}
+
+
+def _has_adapters(settings: Settings, kind: str | None) -> bool:
+    return (kind or settings.text("adapter") or "none") != "none"
+
+
+def missing_sizes(settings: Settings, *, kind: str | None) -> list[str]:
+    """Return the settings without which adapters have no sizes."""
+    if not _has_adapters(settings, kind):
+        return []
+    needed = ["rank"] if settings.get("alpha_per_rank") else ["rank", "alpha"]
+    return [name for name in needed if settings.get(name) is None]
 
 
 def _pattern(settings: Settings, name: str) -> dict[str, Any]:
@@ -126,6 +133,13 @@ def _targets(settings: Settings, model: Model) -> list[str]:
             raise InputError(
                 f"{settings.key('targets')}: a module that run files do not adapt", got=name[:80], allowed=allowed
             )
+    if model.experts is not None and (adapted := [name for name in MLP if name in found]):
+        off = f"{settings.key('all_linear')}=false " if settings.truth("all_linear") else ""
+        hint = f'"{settings.file.name} {off}{settings.key("targets")}=q_proj,k_proj,v_proj,o_proj" adapts attention'
+        raise settings.error(
+            "targets", f"run files have no adapters of experts, nor of layers beside them: {', '.join(adapted)} of "
+            f"{model.name}", allowed=", ".join(ATTENTION), hint=hint,
+        )  # fmt: skip
     if "gate_up_proj" in in_files and {"gate", "up"} <= found:
         settings.notes.append(f"the adapter of {model.name}'s gate_up_proj is read as one of gate and one of up")
     if not found:

@@ -158,6 +158,11 @@ def _sort(
     if not kind.shares_work and isinstance(inline := content.get("deepspeed"), Mapping):
         content = {key: value for key, value in content.items() if key != "deepspeed"}
         named.append((table("deepspeed"), file / "deepspeed", dict(inline)))
+    if isinstance(name := content.get("fsdp_config"), str) and kind.has_below("fsdp_config"):
+        path = _named(name, file=file)
+        if path is None:
+            raise _absent(name, file=file, key="fsdp_config")
+        content = content | {"fsdp_config": content_of(path)}
     flat = _flat(kind, content)
     for condition, defaults in kind.own_defaults.items():
         key, _, value = condition.partition("=")
@@ -196,19 +201,29 @@ def _short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
+def _named(value: str, *, file: Path) -> Path | None:
+    """Return the file that `file` names: in its folder, or as projects name it in one above; None: it is not here."""
+    places = [folder / value for folder in file.absolute().parents]
+    return next((place for place in places if is_there(str(place)) and place.is_file()), None)
+
+
+def _absent(value: str, *, file: Path, key: str) -> InputError:
+    hint = f'name a file that is there: "CONFIG {key}=PATH"'
+    hint += ", or give it behind the configuration" if key == "deepspeed" else ""
+    return InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)
+
+
 def _deepspeed(value: Any, *, file: Path, key: str, settings: Settings) -> tuple[TrainerTable, Path, dict[str, Any]]:
-    """Return the file that a configuration names: in its folder, as projects name it in one above, or the trainer's."""
+    """Return the file that a configuration names, which can be one of the trainer's own repository."""
     if not isinstance(value, str):
         raise InputError(f"{key}: must be the path of a file, or its content", got=_short(value))
-    places = [folder / value for folder in file.absolute().parents]
-    path = next((place for place in places if is_there(str(place)) and place.is_file()), None)
+    path = _named(value, file=file)
     shipped = next((one for name, one in settings.table.shipped.items() if f"/{value}".endswith(f"/{name}")), None)
     if path is None and shipped is not None:
         settings.notes.append(f"{ASSUMED} {key}: {value} is the file of {settings.table.title}'s own repository")
         return table("deepspeed"), Path(value), dict(shipped)
     if path is None:
-        hint = 'name a file that is there: "CONFIG deepspeed=PATH", or give it behind the configuration'
-        raise InputError(f"{file} names a file that is not here", got=f"{key}: {value}", hint=hint)
+        raise _absent(value, file=file, key="deepspeed")
     content = content_of(path)
     if table_of(content) is not table("deepspeed"):
         raise InputError(f"{key} of {file} is no configuration of DeepSpeed that is read", got=str(path))

@@ -18,7 +18,7 @@ from meshwright.catalog.models import MIRRORS, model_like, model_of_repository, 
 from meshwright.engines import refusals
 from meshwright.engines.base import ASSUMED, Imported, StatedCluster, not_estimated
 from meshwright.engines.software_line import with_stated_software
-from meshwright.engines.trainers.adapters import lora_task
+from meshwright.engines.trainers.adapters import lora_task, missing_sizes
 from meshwright.engines.trainers.files import OF_RUN_FILES, StatedContents, read_settings
 from meshwright.engines.trainers.settings import Given, Settings
 from meshwright.errors import InputError, MeshwrightError
@@ -71,8 +71,9 @@ def import_trainer(
     _replace(settings)
     component, kind = _builder(settings)
     _assume_length(settings, component or settings.get("model"))
-    _ask(settings)
-    model = _model(settings, component=component, instead=over.value.get("model"))
+    known = settings.get("model") is not None or "model" in over.value
+    model = _model(settings, component=component, instead=over.value.get("model"), kind=kind) if known else {}
+    _ask(settings, kind=kind)
     task = lora_task(settings, kind=kind, model=(shapes := named_model(model["model"])))
     pairs = _preference(settings, task)
     parallel = _parallel(settings, target, shapes)
@@ -188,8 +189,11 @@ def _preference(settings: Settings, task: dict[str, Any]) -> dict[str, Any]:
     return {"preference": {"loss": loss} | {key: value for key, value in found.items() if value is not None}}
 
 
-def _ask(settings: Settings) -> None:
-    """Raise one InputError with all that is missing, and the words that would give it."""
+def _ask(settings: Settings, *, kind: str | None, unknown: MeshwrightError | None = None) -> None:
+    """Raise one InputError with all that is missing, and the words that would give it.
+
+    `kind`: adapters that the model's name states; `unknown`: why the model that is named is not known.
+    """
     has_batch = settings.get("global_sequences") is not None
     of_run = {setting: key for key, setting in OF_RUN_FILES.items()} | {"learning_rate": "optimizer.learning_rate"}
     missing = [
@@ -197,17 +201,23 @@ def _ask(settings: Settings) -> None:
         for name in NEEDED
         if settings.get(name) is None and of_run[name] not in settings.overlay and not (name == "micro" and has_batch)
     ]
-    if not missing:
-        return
     asked = [f"{settings.table.key_of(name) or of_run[name]}={NEEDED[name]}" for name in missing]
+    asked += [f"{settings.key(name)}=NUMBER" for name in missing_sizes(settings, kind=kind)]
+    asked = asked if unknown is None else ["model=NAME", *asked]
+    if not asked:
+        return
     hint = f'give it behind the file: "{settings.file.name} {" ".join(asked)}"'
+    if unknown is not None:
+        hint = f"{hint}; NAME is a model of the catalogue that has its shapes, or the path of a config.json"
+        what = f"is no model that is known, {settings.file} needs {', '.join(asked)}: {unknown.message}"
+        raise settings.error("model", f"{settings.get('model')} {what}", got=None, hint=hint)
     if settings.table.shares_work:
         hint = f"{hint}; a configuration of {settings.table.title} stands beside one of a trainer: name that too"
     raise InputError(f"{settings.file} needs {', '.join(asked)}", hint=hint)
 
 
-def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[str, Any]:
-    """Return the model and its weights. Raises InputError for a model that is not known, with the way on."""
+def _model(settings: Settings, *, component: str | None, instead: Any, kind: str | None) -> dict[str, Any]:
+    """Return the model and its weights. Raises InputError where it is not known, with all that is missing."""
     from meshwright.runfile import named_model
 
     given = component or settings.get("model")
@@ -225,8 +235,8 @@ def _model(settings: Settings, *, component: str | None, instead: Any) -> dict[s
     try:
         found = named_model(named or known)
     except MeshwrightError as error:
-        hint = f'"{settings.file.name} model=NAME" has the shapes of a model of the catalogue, or of a config.json'
-        raise settings.error("model", f"{name} is no model that is known: {error}", got=None, hint=hint) from None
+        _ask(settings, kind=kind, unknown=error)
+        raise
     is_quantised = settings.truth("in_4_bits") or settings.truth("in_8_bits") or settings.get("quantised_bits")
     key = settings.table.key_of("quantised_experts")
     if key and found.experts is not None and is_quantised and not settings.truth("quantised_experts"):

@@ -220,3 +220,40 @@ def test_the_folder_of_the_shell_and_lines_of_settings(tmp_path, monkeypatch):
     for source, steps in itertools.product([".", "train.json"], [60, 7]):
         given = source if steps == 60 else f"{source}\nmax_steps=7"
         assert import_configuration(given, engine=None, cluster="h100-8x1").run.num_steps == steps
+
+
+def test_all_that_is_missing_is_asked_for_at_once(read):
+    """A model that only the hub has, the length of sequences and the sizes of adapters."""
+    bare = {"base_model": "nobody/unheard-7b", "adapter": "lora", "lora_target_linear": True,
+            "micro_batch_size": 1}  # fmt: skip
+    with pytest.raises(InputError) as caught:
+        read(bare)
+    asked = "model=NAME learning_rate=RATE lora_r=NUMBER lora_alpha=NUMBER"
+    assert f'behind the file: "part0.yaml {asked}"' in str(caught.value.hint)
+    run = read(bare, behind="model=llama3.1-8b sequence_len=512 learning_rate=1e-4 lora_r=4 lora_alpha=8")
+    assert (run.model.name, run.sequence_length, run.lora.rank) == ("llama3.1-8b", 512, 4)
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen3-30B-A3B", "deepseek-ai/DeepSeek-V3"])
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "down_proj"]])
+def test_adapters_of_experts_are_refused_with_the_way_on(read, model, targets):
+    """PEFT adapts experts, which are parameters of all experts in transformers 5, under both names."""
+    mixture = ADAPTED | {"model_name_or_path": model, "lora_target_modules": targets, "packing": True}
+    with pytest.raises(InputError, match=r"run files have no adapters of experts.* down of") as caught:
+        read(mixture)
+    behind = str(caught.value.hint).partition("part0.yaml ")[2].partition('"')[0]
+    run = read(mixture, behind=behind)
+    assert "output" in run.lora.targets
+    assert {*run.lora.targets} <= {"query", "key", "value", "output"}
+
+
+def test_fsdp_in_a_file_that_a_configuration_names(read, tmp_path):
+    named = ARGUMENTS | {"fsdp": "full_shard auto_wrap", "fsdp_config": "conf/fsdp.json"}
+    with pytest.raises(InputError, match=r"names a file that is not here: got 'fsdp_config: conf/fsdp.json'"):
+        read(named)
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "fsdp.json").write_text('{"fsdp_offload_params": true, "xla": false}')
+    assert read(named) == read(named | {"fsdp_config": {"offload_params": True}})
+    (tmp_path / "conf" / "fsdp.json").write_text('{"fsdp_lazy": true}')
+    with pytest.raises(InputError, match=r"no such key: got 'fsdp_config.fsdp_lazy'"):
+        read(named)
