@@ -19,7 +19,7 @@ from typing import Any
 from meshwright.engines.base import ASSUMED, FollowedCall
 from meshwright.engines.megatron.shell_scripts.scripts import WantedCall, script_call
 from meshwright.engines.megatron.shell_scripts.syntax import Word
-from meshwright.engines.program_values import ProgramValues, UnstatedError
+from meshwright.engines.program_values import ProgramValues, UnstatedError, dotted_name
 from meshwright.engines.recognition import TRAINER_CALL, is_trainer_script, named_script
 from meshwright.engines.trainer_programs import program_call
 from meshwright.engines.trainers.files import ENDINGS, content_of
@@ -50,6 +50,14 @@ WANTED = WantedCall(
     environment=LAUNCHED,
 )
 SETTING = re.compile(r"[A-Za-z_][\w.]*=")
+IN_CALLS = {
+    "LoraConfig": {
+        "r": "lora_r", "lora_alpha": "lora_alpha", "lora_dropout": "lora_dropout",
+        "target_modules": "lora_target_modules",
+    },
+    "BitsAndBytesConfig": {"bnb_4bit_use_double_quant": "double_quant"},
+}  # fmt: skip
+"""Arguments of a program's calls, and the options that state them."""
 UNSET = re.compile(r"\$(\w+|\{\w+\}|@|\*)")
 
 
@@ -115,7 +123,8 @@ def trainer_call(source: str) -> FollowedCall:
 def _own_defaults(program: str, script: Path, *, known: dict[str, Any]) -> dict[str, Any]:
     """Return the defaults of settings that `known` lacks, as the text of the program has them.
 
-    They are of fields of its classes, `NAME: TYPE = field(default=VALUE)`, and of options that argparse adds.
+    They are of fields of its classes, `NAME: TYPE = field(default=VALUE)`, of options that argparse adds, and of
+    arguments of its calls, `LoraConfig(lora_dropout=0.05)`, where these agree.
     """
     try:
         values = ProgramValues(load_text(_located(program, script)))
@@ -128,7 +137,16 @@ def _own_defaults(program: str, script: Path, *, known: dict[str, Any]) -> dict[
             value = values.default(node)
             if keys.get(name, "model") != "model" and keys[name] not in taken and value not in (None, False, ""):
                 found[name] = value
-    return found
+    in_calls: dict[str, list[Any]] = {}
+    for call in values.calls:
+        of_call = IN_CALLS.get(dotted_name(call.func).rpartition(".")[2], {})
+        for one in call.keywords:
+            if (name := of_call.get(str(one.arg))) and keys[name] not in taken:
+                with suppress(UnstatedError):
+                    value = values.value(one.value)
+                    in_calls.setdefault(name, []).append(value)
+    stated = {name: same[0] for name, same in in_calls.items() if same[0] and same.count(same[0]) == len(same)}
+    return {name: value for name, value in found.items() if keys[name] not in map(keys.get, stated)} | stated
 
 
 def _split(parts: Sequence[Word], path: Path) -> tuple[Sequence[Word], str, Sequence[Word]]:

@@ -138,6 +138,11 @@ def test_defaults_of_a_program_are_read_from_its_text(read, tmp_path):
     assert (found["lora"]["alpha"], found["lora"]["targets"]) == (16.0, ["query", "value"])
     assert found["optimizer"]["betas"] == [0.9, 0.95]
     assert "defaults of fastchat/train/train_mem.py: " in read.notes
+    called = "config = LoraConfig(r=args.lora_r, lora_dropout=0.05, target_modules=args.modules)\n"
+    for calls, dropout in ((called, 0.05), (called + called.replace("0.05", "0.1"), 0.0)):
+        (tmp_path / "fastchat" / "train" / "train_mem.py").write_text(PROGRAM + calls)
+        assert read(text % "--use_lora True --lora_r 8")["lora"]["dropout"] == dropout
+    assert "lora" not in read(text % "")
     assert "task" not in read(text % "")  # an adapter that nothing switches on
 
 
