@@ -2,13 +2,15 @@
 
 run_config.yaml                          written by ConfigContainer.to_yaml and its checkpoints: complete
 "run_config.yaml more.yaml a.b=10"       overrides in files and after them; the last one counts
-"more.yaml model=llama3.1-8b"            overrides of a recipe without the model's shapes, for a model of the catalogue
+"more.yaml recipe=pretrain model=NAME"   overrides of a recipe, for a model of the catalogue; `recipe`: pretrain, sft or
+                                         peft, whose shared fields come before those of the file
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,9 @@ DERIVED = {
 }
 """Fields that have the value of another field if they are not set."""
 
+FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
+RECIPES: dict[str, dict[str, Any]] = FIELDS["recipes"]
+
 RECIPE = (
     "write it as YAML where Megatron-Bridge is installed: RECIPE().to_yaml('recipe.yaml'), or take run_config.yaml "
     "of one of its checkpoints"
@@ -48,12 +53,13 @@ class BridgeFields:
 
     def __init__(
         self, given: dict[str, BridgeField], *, path: Path, targets: dict[str, str], is_complete: bool,
-        model: str | None,
+        model: str | None, recipe: str,
     ) -> None:  # fmt: skip
         self.given, self.path = given, path
         self.targets = targets  # classes of sections, without their modules
         self.is_complete = is_complete  # written by ConfigContainer, not an override of a recipe
         self.model = model  # of the catalogue
+        self.recipe = recipe  # kind whose shared fields are in `given`; empty for none
         values = {name: field.value for name, field in given.items()}
         # False by default even in the class of models with latent attention.
         self.is_latent = values.get("model.multi_latent_attention", False)
@@ -129,7 +135,12 @@ def read(source: str, *, ignore: Collection[str] = ()) -> BridgeFields:
     paths = [part for part in parts if not is_setting(part)]
     fields: dict[str, BridgeField] = {}
     targets: dict[str, str] = {}
-    model, is_complete = None, False
+    named = dict(part.split("=", 1) for part in parts if part.startswith(("model=", "recipe=")))
+    if (recipe := named.get("recipe", "")) not in ("", *RECIPES):
+        raise InputError("no kind of recipes whose shared fields are known", got=recipe, allowed=", ".join(RECIPES))
+    for name, value, _ in _flat(RECIPES.get(recipe, {})):
+        fields[name] = BridgeField(value=value, line=0)
+    is_complete = False
     ignored: list[str] = []
     for path in map(Path, paths):
         content = _load(path)
@@ -143,12 +154,12 @@ def read(source: str, *, ignore: Collection[str] = ()) -> BridgeFields:
                 ignored.append(name)
     for part in parts:
         name, equals, text = part.lstrip("+").partition("=")
-        if equals and name == "model":
-            model = text
-        elif equals:
+        if equals and name not in named:
             _add(name, parse_word(text), fields=fields, targets=targets, where="after the file", line=0)
     refusals.unknown_keys(ignored, fields, program="Megatron-Bridge", ignore=ignore)
-    return BridgeFields(fields, path=Path(paths[0]), targets=targets, is_complete=is_complete, model=model)
+    return BridgeFields(
+        fields, path=Path(paths[0]), targets=targets, is_complete=is_complete, model=named.get("model"), recipe=recipe
+    )
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -174,6 +185,8 @@ def _flat(content: Any) -> Iterator[tuple[str, Any, int]]:
 def _line(mapping: Any, key: str) -> int:
     try:
         return mapping.lc.value(key)[0] + 1
+    except AttributeError:  # of no file
+        return 0
     except KeyError:  # merged by `<<`
         return mapping.lc.line + 1
 
@@ -196,8 +209,11 @@ def _add(
             raise _unknown(name, key, known=known, where=where)
         if key not in declared.computed:
             fields[f"{section}.{key}"] = BridgeField(value=plain(value), line=line)
-    elif not key and value is not None:
-        fields[section] = BridgeField(value=plain(value), line=line)
+    elif not key:  # in place of a whole section
+        for one in [one for one in fields if one.partition(".")[0] == section]:
+            del fields[one]
+        if value is not None:
+            fields[section] = BridgeField(value=plain(value), line=line)
 
 
 def _unknown(name: str, key: str, *, known: Any, where: str) -> InputError:

@@ -7,17 +7,15 @@ names of the fields. Absent fields have the defaults of their classes.
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from meshwright.catalog import lookup as catalog
 from meshwright.engines import refusals
 from meshwright.engines.base import Imported, StatedCluster
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
-from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, RECIPE, BridgeFields, read
+from meshwright.engines.megatron.megatron_bridge.files import DISTILLATION, FIELDS, RECIPE, BridgeFields, read
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.engines.megatron.megatron_lm.arguments import LETTERS, RENAMED, layout_letters
 from meshwright.engines.megatron.megatron_lm.options import MegatronOptions, Option
@@ -25,12 +23,11 @@ from meshwright.engines.megatron.megatron_lm.run_content import run_of_options
 from meshwright.engines.megatron.unestimated import KEYS
 from meshwright.errors import InputError
 
-_FIELDS = tomllib.loads(Path(__file__).with_name("fields.toml").read_text(encoding="utf-8"))
-OPTION_NAMES: dict[str, str] = RENAMED | _FIELDS["option_names"]
-OPPOSITE: dict[str, str] = _FIELDS["opposite"]
-COMBINED = tuple(_FIELDS["combined"].split())
-ADAPTED: dict[str, list[str]] = _FIELDS["adapted"]
-REFUSED: list[tuple[str, str]] = [(one, other) for one, other in _FIELDS["refused"]]
+OPTION_NAMES: dict[str, str] = RENAMED | FIELDS["option_names"]
+OPPOSITE: dict[str, str] = FIELDS["opposite"]
+COMBINED = tuple(FIELDS["combined"].split())
+ADAPTED: dict[str, list[str]] = FIELDS["adapted"]
+REFUSED: list[tuple[str, str]] = [(one, other) for one, other in FIELDS["refused"]]
 
 OPTION_SECTIONS = ("model", "train", "validation", "optimizer", "scheduler", "ddp", "dist", "checkpoint", "rng")
 """Sections whose fields are options. Of other sections, only a few fields concern the training."""
@@ -109,7 +106,7 @@ def _fields_of_options() -> dict[str, str]:
     opposite = {option: f"model.{field}: false" for field, option in OPPOSITE.items()}
     opposite |= {f"no-{option}": f"{field}: false" for option, field in found.items()}
     others = {name.partition(".")[2]: name for name in DISTILLATION} | {"swiglu": "model.gated_linear_unit"}
-    return found | opposite | others | _FIELDS["replaced"]
+    return found | opposite | others | FIELDS["replaced"]
 
 
 def _option_name(key: str) -> str:
@@ -138,7 +135,9 @@ def _options(fields: BridgeFields) -> MegatronOptions:
         if fields[name]:
             options.leave_out(name)
     if not fields.is_complete:
-        options.note("fields that these overrides lack have the defaults of their classes, not of a recipe")
+        theirs = "values that all recipes of a kind share, not of one" if fields.recipe else ""
+        theirs = theirs or "defaults of their classes, not of a recipe"
+        options.note(f"fields that these overrides lack have the {theirs}")
     return options
 
 
@@ -151,7 +150,7 @@ def _option_of(name: str, fields: BridgeFields, *, is_changed: bool) -> tuple[st
         return f"no-{option}", [] if value is False and not is_harmless else None
     if option in KEYS.unestimated:
         return option, _values(key, value) if is_changed else None
-    is_ignored = option in KEYS.harmless or name.startswith(COMBINED) or value in _FIELDS["layers"].split()
+    is_ignored = option in KEYS.harmless or name.startswith(COMBINED) or value in FIELDS["layers"].split()
     if not is_changed or is_ignored or section not in OPTION_SECTIONS:
         return option, None
     return option, _values(key, value)
@@ -181,7 +180,8 @@ def _check_model(fields: BridgeFields) -> None:
     if fields.model is None and "model.num_layers" not in fields.given:
         raise InputError(
             f"{fields.path} does not contain the model: it changes a recipe",
-            hint=f'name the model, "{fields.path.name} model=llama3.1-8b", or put the recipe before it; {RECIPE}',
+            hint=f'name its kind (pretrain, sft, peft) and the model, "{fields.path.name} recipe=pretrain '
+            f'model=llama3.1-8b", or put the recipe before it; {RECIPE}',
         )
 
 

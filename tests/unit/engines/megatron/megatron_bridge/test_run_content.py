@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from meshwright import runfile
 from meshwright.engines.megatron import contract
 from meshwright.engines.megatron.megatron_bridge.configuration import sections
-from meshwright.engines.megatron.megatron_bridge.files import DERIVED
+from meshwright.engines.megatron.megatron_bridge.files import DERIVED, RECIPES
 from meshwright.engines.megatron.megatron_bridge.run_content import COMBINED, OPPOSITE, OPTION_NAMES, REFUSED
 from meshwright.engines.megatron.megatron_core.constructors import UNFUSED
 from meshwright.errors import InputError
@@ -77,6 +77,9 @@ def test_every_name_here_is_one_of_theirs():
     full = {f"{section}.{key}" for section, held in sections().items() for key in held.fields}
     assert {name for pair in REFUSED for name in pair} | DERIVED.keys() | set(DERIVED.values()) <= full
     assert all(any(name.startswith(beginning) for name in full) for beginning in COMBINED)
+    shared = {f"{part}.{key}" for one in RECIPES.values() for part, held in one.items() if held != "bf16_mixed"
+              for key in held}  # fmt: skip
+    assert shared <= full | {f"{part}.{key}" for part, held in sections().items() for key in held.others}
 
 
 def test_settings_behind_the_file_and_files_of_overrides(configuration, tmp_path):
@@ -95,10 +98,29 @@ def test_overrides_alone_need_a_model(tmp_path):
     )
     with pytest.raises(InputError, match="does not contain the model") as caught:
         imported(str(path))
-    assert 'more.yaml model=llama3.1-8b"' in caught.value.hint
+    assert 'more.yaml recipe=pretrain model=llama3.1-8b"' in caught.value.hint
     run, notes = imported(f"{path} model=mixtral-8x7b model.expert_model_parallel_size=4")
     assert (run.model.name, run.plan.expert, run.plan.expert_tensor, run.num_steps) == ("mixtral-8x7b", 4, 1, 9)
     assert "defaults of their classes, not of a recipe" in notes
+
+
+def test_overrides_lie_over_what_recipes_of_a_kind_share(tmp_path):
+    """Values of _pretrain_common and _peft_common of Megatron-Bridge 0.7."""
+    path = tmp_path / "more.yaml"
+    path.write_text("train: {train_iters: 900}\noptimizer: {min_lr: 0.0}\n")
+    run, notes = imported(f"{path} recipe=pretrain model=llama3.2-1b +train.micro_batch_size=4")
+    assert (run.precision.name, run.plan.describe()) == ("bf16", "DP8 zero1 mbs4")
+    assert (run.global_batch, run.sequence_length, run.num_steps, run.train.seed) == (32, 4096, 900, 1234)
+    optimizer = run.optimizer
+    assert (optimizer.learning_rate, optimizer.final_ratio, optimizer.weight_decay) == (3e-4, 0.0, 0.033)
+    assert (optimizer.warmup_steps, optimizer.betas) == (500, (0.9, 0.95))
+    assert "all recipes of a kind share, not of one" in notes
+    adapted, _ = imported(f"{path} recipe=peft model=llama3.2-1b")
+    assert (adapted.lora.rank, adapted.optimizer.learning_rate, adapted.sequence_length) == (32, 1e-4, 2048)
+    path.write_text("train: {train_iters: 900}\npeft: null\n")
+    assert imported(f"{path} recipe=peft model=llama3.2-1b")[0].lora is None
+    with pytest.raises(InputError, match=r"no kind of recipes.* got 'finetune', allowed: pretrain, sft, peft"):
+        imported(f"{path} recipe=finetune model=llama3.2-1b")
 
 
 def test_latent_attention_has_defaults_of_its_own(configuration):
