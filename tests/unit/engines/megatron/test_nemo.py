@@ -19,6 +19,7 @@ trainer:
   max_steps: 100
   gradient_clip_val: 0.5
   max_epochs: null
+  replace_sampler_ddp: False
 model:
   micro_batch_size: 2
   global_batch_size: 32
