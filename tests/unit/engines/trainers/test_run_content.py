@@ -440,6 +440,11 @@ def test_contradicting_files_are_refused(read):
         read(AXOLOTL, TRL)
 
 
+def test_attention_of_older_llama_factory_is_a_switch(read):
+    assert read(LLAMA_FACTORY | {"flash_attn": True}).stack.features.attention == "fa2"
+    assert read(LLAMA_FACTORY | {"flash_attn": False}) == read(LLAMA_FACTORY)
+
+
 def test_experts_that_stay_wide_are_noted(read):
     mixture = AXOLOTL | {"base_model": "mistralai/Mixtral-8x7B-v0.1", "adapter": "qlora", "lora_r": 8, "lora_alpha": 8,
                          "load_in_4bit": True, "lora_target_modules": ["q_proj"], "fsdp_config": None}  # fmt: skip
