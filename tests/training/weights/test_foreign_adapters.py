@@ -212,7 +212,7 @@ def adapters_of_ours(draw):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("examples", [40, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [40, pytest.param(2000, marks=pytest.mark.slow)])
 def test_an_adapter_of_ours_computes_in_peft_merged_and_read_again_what_it_computed(examples):
     @settings(max_examples=examples)
     @given(st.sampled_from([DENSE, TIED]), adapters_of_ours())
