@@ -102,10 +102,10 @@ def _relative(row: MeasuredQuantity) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
+def loss_svg(steps: Sequence[Mapping[str, Any]], *, title: str = "loss, nats per token") -> str:
     """Training loss of every step and the validation loss where it was taken."""
     x = _step_axis(steps)
-    y = up("median", title="loss, nats per token", scale=alt.Scale(zero=False), grid=True, tickCount=6, **EXTENT)
+    y = up("median", title=title, scale=alt.Scale(zero=False), grid=True, tickCount=6, **EXTENT)
     base = chart_of(portions(steps, "loss"))
     layers = [
         base.mark_area(color=BLUE, opacity=0.22, aria=False).encode(x=x, y=alt.Y("low:Q"), y2="high:Q"),
@@ -119,7 +119,7 @@ def loss_svg(steps: Sequence[Mapping[str, Any]]) -> str:
             held.mark_point(color=ORANGE, filled=True, size=60, opacity=1, aria=False),
         ]
     chart = alt.layer(*layers).properties(width=STEPS_WIDTH, height=HEIGHT)
-    return svg(chart, title="Loss over steps")
+    return svg(chart, title=f"{title.partition(',')[0].capitalize()} over steps")
 
 
 def step_time_svg(steps: Sequence[Mapping[str, Any]], *, predicted: Estimate | None) -> str:

@@ -38,12 +38,13 @@ def training_page(done: TrainingRun) -> str:
     lead = _lead(done)
     sections = [
         *_quantities(done, notes),
-        *([_loss(done), _speed(done), _gradients(done)] if done.steps else []),
+        *([_loss(done), *_rewards(done), _speed(done), _gradients(done)] if done.steps else []),
         _memory(done),
         *_time(done, notes),
         *_published(done, notes),
         *_events(done),
         *_sample(done),
+        *_completions(done),
         *_kernels(done),
         _conditions(done),
     ]
@@ -153,9 +154,29 @@ def _verdict(inside: Sequence[MeasuredQuantity]) -> str:
 
 
 def _loss(done: TrainingRun) -> PageSection:
-    has_validation = any("validation_loss" in s for s in done.steps)
-    legend = [(n, c) for n, c in figures.LOSS_LEGEND.items() if has_validation or n == "training"]
-    return PageSection(title="Loss", parts=[figure(figures.loss_svg(done.steps), legend=legend)])
+    # The validation loss of completions is their reward with a minus sign.
+    steps = [s | {"validation_loss": None} if "mean" in s.get("rewards", ()) else s for s in done.steps]
+    return PageSection(title="Loss", parts=[figure(figures.loss_svg(steps), legend=_loss_legend(steps))])
+
+
+def _loss_legend(steps: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    has_validation = any(s.get("validation_loss") is not None for s in steps)
+    return [(n, c) for n, c in figures.LOSS_LEGEND.items() if has_validation or n == "training"]
+
+
+def _rewards(done: TrainingRun) -> list[PageSection]:
+    """Mean reward of completions, or the margin of pairs of answers, as a loss is shown."""
+    sections = []
+    for key, title in (("mean", "reward of a completion, mean"), ("margin", "margin of the rewards of a pair, mean")):
+        steps = [
+            {"step": s["step"], "loss": s["rewards"][key], "validation_loss": s.get("validation_rewards", {}).get(key)}
+            for s in done.steps
+            if key in s.get("rewards", ())
+        ]
+        if steps:
+            shown = figure(figures.loss_svg(steps, title=title), legend=_loss_legend(steps))
+            sections.append(PageSection(title="Rewards", parts=[shown]))
+    return sections
 
 
 def _speed(done: TrainingRun) -> PageSection:
@@ -322,6 +343,23 @@ def _sample(done: TrainingRun) -> list[PageSection]:
     if not text:
         return []
     return [PageSection(title="What the model writes", parts=[f"<pre>{escape(text)}</pre>"])]
+
+
+def _completions(done: TrainingRun) -> list[PageSection]:
+    """Completions with their rewards, of the first step that has some and of the last."""
+    steps = [s for s in done.steps if s.get("completions")]
+    headings = ("prompt", "completion", "reference", "reward")
+    tables = [
+        paragraph(f"After step {s['step']:,}, {'held-out' if 'validation_rewards' in s else 'training'} prompts:")
+        + table(
+            headings,
+            [(c["prompt"], c["completion"], c["reference"], f"{c['reward']:g}") for c in s["completions"]],
+            name=f"Completions after step {s['step']}",
+            text_columns=headings[:3],
+        )
+        for s in (*steps[:1], *steps[1:][-1:])
+    ]
+    return [PageSection(title="Completions and their rewards", parts=tables)] if tables else []
 
 
 def _kernels(done: TrainingRun) -> list[PageSection]:

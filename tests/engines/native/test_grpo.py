@@ -175,13 +175,14 @@ def toy(tiny_run):
 
 def test_a_resumed_training_writes_the_same_completions(toy, tmp_path):
     settings = grpo(completion_tokens=6, iterations=2).replace("train.grpo=", "grpo: ")
+    settings += ", evaluate: {every_steps: 2}"
     six, two = (f"{{steps: {n}, {settings}, checkpoint: {{folder: saved, every_steps: 2}}}}" for n in (6, 2))
     whole, parted = (toy(tmp_path / name, six) for name in ("whole", "parted"))
     whole.train()
     toy(tmp_path / "parted", two).train()
     parted.train("--resume")
-    compared = ("loss", "gradient_norm", "rewards")
-    steps, resumed = ([{k: s[k] for k in compared} for s in training.steps()] for training in (whole, parted))
+    compared = ("loss", "gradient_norm", "rewards", "validation_rewards", "completions")
+    steps, resumed = ([{k: s.get(k) for k in compared} for s in training.steps()] for training in (whole, parted))
     assert resumed == steps
     assert steps[0]["rewards"]["length"] == steps[1]["rewards"]["length"]
     assert steps[1]["rewards"]["length"] != steps[2]["rewards"]["length"]
@@ -190,14 +191,53 @@ def test_a_resumed_training_writes_the_same_completions(toy, tmp_path):
 @pytest.mark.distributed
 @pytest.mark.parametrize("parallel", ["{data_shard: 2, sharding: parameters}", "{tensor: 2}"])
 def test_parts_of_a_model_write_what_the_whole_one_writes(toy, tmp_path, parallel):
-    train = f"{{steps: 3, grpo: {{group: 4, completion_tokens: 6, rewards: [{DIGITS}]}}}}"
+    evaluate = "evaluate: {every_steps: 2, num_sequences: 3}"
+    train = f"{{steps: 3, {evaluate}, grpo: {{group: 4, completion_tokens: 6, rewards: [{DIGITS}]}}}}"
     found = []
     for number, plan in enumerate(("{data_shard: 1}", parallel)):
         training = toy(tmp_path / str(number), train, parallel=plan, precision="fp32")
         training.train()
-        found.append([[s["loss"], s["gradient_norm"], *s["rewards"].values()] for s in training.steps()])
+        found.append(
+            [
+                [s["loss"], s["gradient_norm"], *s["rewards"].values(), *s.get("validation_rewards", {}).values()]
+                for s in training.steps()
+            ]
+        )
     for one, other in zip(*found, strict=True):
         assert other == pytest.approx(one, rel=1e-4, abs=1e-6)
+
+
+def test_a_validation_is_the_mean_reward_of_one_completion_of_each_held_out_prompt(toy, tmp_path):
+    """Each completion that the log shows has the reward that its text has, and the means are those of all of them."""
+    held = {"tens": sums(5), "more": sums(3)}
+    settings = grpo().replace("train.grpo=", "grpo: ")
+    train = f"{{steps: 4, {settings}, evaluate: {{every_steps: 2}}, checkpoint: {{folder: saved, keep_best: true}}}}"
+    sources = ", ".join(f"{name}: {name}.jsonl" for name in held)
+    data = f"{{source: sums.jsonl, tokenizer: bytes, sequence_length: 24, validation: {{{sources}}}}}"
+    training = toy(tmp_path, train, data=data)
+    for name, rows in held.items():
+        text = lines_of({"prompt": p, "answer": a} for p, a, _ in rows)
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    record = training.train(page=True)
+    evaluated = [step for step in training.steps() if "validation_rewards" in step]
+    assert [step["step"] for step in evaluated] == [2, 4]
+    asked = [(prompt, answer) for rows in (5, 3) for prompt, answer, _ in sums(rows)]
+    for step in evaluated:
+        shown, means, losses = (step[key] for key in ("completions", "validation_rewards", "validation_losses"))
+        assert [(one["prompt"], one["reference"]) for one in shown] == asked
+        rewards = torch.tensor([one["reward"] for one in shown])
+        for one in shown:
+            assert one["reward"] - any(c in "0123456789" for c in one["completion"]) in (0.0, 0.5)
+        assert means["mean"] == pytest.approx(rewards.mean().item())
+        assert means["mean"] == pytest.approx(means["score_regex"] + 0.5 * means["score_length"])
+        expected = {"tens": -rewards[:5].mean().item(), "more": -rewards[5:].mean().item(), "mean": -means["mean"]}
+        assert losses == pytest.approx(expected)
+        assert step["validation_loss"] == losses["mean"]
+    best = record["statistics"]["best"]
+    assert best["loss"] == min(step["validation_loss"] for step in evaluated)
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "Completions and their rewards" in page
+    assert asked[0][0] in page
 
 
 @pytest.mark.parametrize(
@@ -210,7 +250,7 @@ def test_parts_of_a_model_write_what_the_whole_one_writes(toy, tmp_path, paralle
         ((grpo(rewards="[regex]"),), ["train.grpo.rewards[0].pattern"]),
         ((grpo(rewards="[{verifier: exact, most_tokens: 3}]"),), ["train.grpo.rewards[0].most_tokens"]),
         ((grpo(), "train.preference=dpo"), ["train.preference"]),
-        ((grpo(), "train.evaluate={every_steps: 1}"), ["train.evaluate"]),
+        ((grpo(), "train.evaluate={target_loss: 1}"), ["train.evaluate.target_loss"]),
         ((grpo(), "train.z_loss=1e-4"), ["train.z_loss"]),
         ((grpo(), "train.compile=true"), ["train.compile"]),
         ((grpo(), "task=lora", "lora={rank: 2, dropout: 0.1}"), ["lora.dropout"]),

@@ -62,9 +62,12 @@ class BatchLoader:
         evaluate = run.train.evaluate
         most = None if evaluate is None else evaluate.num_sequences
         self.validations = {
-            name: replace(self.batches, samples=first_samples(samples, most), is_shuffled=False, is_once=True)
+            name: replace(
+                self.batches, samples=first_samples(samples, most), global_batch=run.global_batch,
+                is_shuffled=False, is_once=True,
+            )
             for name, samples in corpus.validations.items()
-        }
+        }  # fmt: skip
         self.run = run
         self._training = ReadAhead(self.batches.at, num_workers=run.data.workers)
         if run.label_tokens is not None:  # several are read at once, and then none for as long as a step takes
@@ -87,6 +90,10 @@ class BatchLoader:
     def prompts(self, number: int) -> Batch:
         """All prompts of step `number` with their answers, a row each; those of steps behind are prefetched."""
         return self._training.at(number)
+
+    def validation_prompts(self, name: str, index: int) -> Batch:
+        """All prompts of batch `index` of a validation source with their answers, and rows of padding."""
+        return self._validation[name].at(index)
 
     def batch(self, first: int) -> LoadedBatch:
         """Sequences of a step that begins with the global batch `first`; batches behind are prefetched. Collective."""

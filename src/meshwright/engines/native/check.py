@@ -97,7 +97,11 @@ def _grpo(grpo: Grpo, run: Run) -> Iterator[Unsupported]:
         ),
         ("train.faults", grpo.iterations > 1 and reacts, f"with {key}.iterations above 1 a fault can only stop"),
         ("train.preference", train.preference is not None, f"{key} is another loss: leave out one of both"),
-        ("train.evaluate", train.evaluate is not None, f"{key} has no validation loss: leave it out"),
+        (
+            "train.evaluate.target_loss",
+            train.evaluate and train.evaluate.target_loss,
+            f"the validation loss of {key} is the mean reward with a minus sign: leave it out",
+        ),
         ("model", run.model.num_labels, "its head scores texts, and writes none"),
         ("model.experts", run.model.experts is not None, f"{key} is not tested with experts"),
         ("model.num_mtp_layers", run.model.num_mtp_layers, "not trained on completions: must be 0"),

@@ -6,6 +6,7 @@
     advantages of the groups                                         each process takes the rows of its data rank
 
 Completions depend on the weights, `train.seed` and the number of the step: a resumed training writes the same ones.
+A validation writes one to each held-out prompt, with the same random numbers in every evaluation.
 Where a process holds a part of the weights, it gathers them into a whole copy, which writes without communication.
 
 N completions of a step, C tokens of the longest, V verifiers.
@@ -13,8 +14,10 @@ N completions of a step, C tokens of the longest, V verifiers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,11 +30,12 @@ from meshwright.engines.native.data_position import BatchCounts
 from meshwright.engines.native.parallel.fsdp import needs_fsdp
 from meshwright.engines.native.parallel.mesh import MeshCoordinates
 from meshwright.engines.native.step import Accumulation
+from meshwright.engines.native.validation import ValidationLosses
 from meshwright.kernels.labels import IGNORED_LABEL
 from meshwright.specs.generation import GenerationEnding, Sampling
 from meshwright.specs.reinforcement import Reward
 from meshwright.specs.run import Run
-from meshwright.training.data.batches import batch_of
+from meshwright.training.data.batches import Batch, batch_of
 from meshwright.training.data.packing import Sample, answer_at, assemble
 from meshwright.training.data.tokenizer import TurnEnd, turn_end
 from meshwright.training.distributed_tensors import whole_tensor
@@ -41,6 +45,11 @@ from meshwright.training.models import Transformer, add_adapters, as_reference, 
 from meshwright.training.models.reinforcement import advantages_of, token_weights
 from meshwright.training.verifiers import Judged, scores
 
+FIRST_OF_VALIDATION = 2**48
+"""Number of the first completion of a validation, beyond those of training."""
+MAX_SHOWN, MAX_CHARACTERS = 8, 2000
+"""Completions in a line of the step log, and characters of each text."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PromptWithAnswer:
@@ -49,6 +58,28 @@ class PromptWithAnswer:
     tokens: list[int]
     text: str
     reference: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Written:
+    """Completions of all processes."""
+
+    questions: Sequence[PromptWithAnswer]
+    tokens_NC: Tensor  # -1 behind the last
+    scores_NV: Tensor  # fp64
+    rewards_N: Tensor
+    is_cut_N: Tensor  # the length has ended it
+    lengths_N: Tensor
+
+    def tokens(self, place: int) -> list[int]:
+        """Tokens of one."""
+        return self.tokens_NC[place, : self.lengths_N[place]].tolist()
+
+    def means(self, rewards: Sequence[Reward]) -> dict[str, float]:
+        """Means over all, as a record has them."""
+        means = {"mean": self.rewards_N, "length": self.lengths_N.double(), "cut": self.is_cut_N}
+        means |= zip(_names(rewards), self.scores_NV.T, strict=True)
+        return {name: values_N.mean().item() for name, values_N in means.items()}
 
 
 class Rollouts:
@@ -63,12 +94,13 @@ class Rollouts:
         self._copy: Transformer | None = None  # whole, where `module` is a part
         self._number = -1
         self._last: LoadedBatch | None = None
+        self.shown: list[dict[str, Any]] = []  # some of the completions that were written last
 
     def batch(self, first: int) -> LoadedBatch:
         """The completions of step `first`, or those of the step before it for another update. Collective."""
         number = first // self.settings.iterations
         if self._last is None or number != self._number:
-            self._last, self._number = self._written(number), number
+            self._last, self._number = self._step(number), number
         counts = self._last.counts
         now = BatchCounts(first=first, num_batches=1, num_labels=counts.num_labels, num_tokens=counts.num_tokens)
         return LoadedBatch(tensors=self._last.tensors, counts=now, rewards=self._last.rewards)
@@ -77,27 +109,70 @@ class Rollouts:
         """The last answer of a sample and what comes before it. Labels are the next tokens, or `IGNORED_LABEL`."""
         is_trained_T = np.array(labels) != IGNORED_LABEL
         start, stop = answer_at(is_trained_T), len(labels) - int(is_trained_T[::-1].argmax())
-        tokens, answer = list(row[: start + 1]), TextStream(self.tokenizer, stops=self.turn.stops)
-        for label in labels[start:stop]:
-            if label not in (self.tokenizer.end, *self.turn.tokens):
-                answer.push(label)
-        answer.finish()
-        return PromptWithAnswer(tokens=tokens, text=self.tokenizer.decode(tokens), reference=answer.text)
+        tokens = list(row[: start + 1])
+        text = self.tokenizer.decode(tokens)
+        return PromptWithAnswer(tokens=tokens, text=text, reference=self._text(labels[start:stop]))
 
-    def _written(self, number: int) -> LoadedBatch:
-        prompts = self.loader.prompts(number)
+    def validation(self, *, best_by: str, before_batch: Callable[[], None]) -> ValidationLosses:
+        """The mean reward of each source of prompts; losses are its negative, so that lower is better. Collective."""
+        sums: dict[str, dict[str, float]] = {}
+        counts: dict[str, int] = {}
+        shown: list[dict[str, Any]] = []
+        for name, num_batches in self.loader.num_validation_batches.items():
+            sums[name], counts[name] = defaultdict(float), 0
+            for index in range(num_batches):
+                before_batch()
+                questions = self._questions(self.loader.validation_prompts(name, index), times=1)
+                written = self._written(questions, FIRST_OF_VALIDATION + index * self.run.global_batch)
+                shown += self._shown(written)
+                for key, mean in written.means(self.settings.rewards).items():
+                    sums[name][key] += mean * len(questions)
+                counts[name] += len(questions)
+        self.shown = shown[:MAX_SHOWN]
+        num = sum(counts.values())
+        rewards = {key: sum(of[key] for of in sums.values()) / num for key in next(iter(sums.values()))}
+        by_source = {name: -of["mean"] / counts[name] for name, of in sums.items()}
+        return ValidationLosses(by_source=by_source, mean=-rewards["mean"], best_by=best_by, rewards=rewards)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """The text of an answer without the marks of its end."""
+        answer = TextStream(self.tokenizer, stops=self.turn.stops)
+        for token in tokens:
+            if token not in (self.tokenizer.end, *self.turn.tokens):
+                answer.push(token)
+        answer.finish()
+        return answer.text
+
+    def _questions(self, prompts: Batch, *, times: int) -> list[PromptWithAnswer]:
+        """Each prompt so often; none of a row of padding."""
         rows = zip(prompts.tokens_BT.tolist(), prompts.labels_BT.tolist(), strict=True)
-        questions = [asked for row in rows for asked in [self.question(*row)] * self.settings.group]
-        tokens_NC, scores_NV, is_cut_N = self._completions(questions, number)
-        lengths_N = (tokens_NC >= 0).sum(1)
-        weights = torch.tensor([reward.weight for reward in self.settings.rewards], dtype=torch.float64)
-        rewards_N = scores_NV @ weights
-        advantages_N = advantages_of(self.settings, rewards_N)
+        asked = [self.question(*row) for row in rows if any(label != IGNORED_LABEL for label in row[1])]
+        return [question for question in asked for _ in range(times)]
+
+    def _shown(self, written: Written) -> list[dict[str, Any]]:
+        """Some completions of different prompts for the step log."""
+        num = len(written.questions)
+        return [
+            {
+                "prompt": asked.text[-MAX_CHARACTERS:],
+                "completion": self._text(written.tokens(place))[:MAX_CHARACTERS],
+                "reference": asked.reference[:MAX_CHARACTERS],
+                "reward": written.rewards_N[place].item(),
+            }
+            for place in range(0, num, -(-num // MAX_SHOWN))
+            for asked in [written.questions[place]]
+        ]
+
+    def _step(self, number: int) -> LoadedBatch:
+        questions = self._questions(self.loader.prompts(number), times=self.settings.group)
+        written = self._written(questions, number * len(questions))
+        self.shown, lengths_N = self._shown(written), written.lengths_N
+        advantages_N = advantages_of(self.settings, written.rewards_N)
         advantages_N2 = torch.stack([advantages_N, token_weights(self.settings, lengths_N.double())], dim=1).float()
         plan = self.where.plan
         num = len(questions) // plan.data
         own = range(self.where.data_rank * num, (self.where.data_rank + 1) * num)
-        samples = [self._sample(questions[i].tokens, tokens_NC[i, : lengths_N[i]].tolist()) for i in own]
+        samples = [self._sample(questions[i].tokens, written.tokens(i)) for i in own]
         tensors = self.loader.on_device(batch_of(samples))
         tensors["advantages_B2"] = advantages_N2[own.start : own.stop].to(self.where.device)
         if self.settings.iterations > 1:
@@ -105,13 +180,13 @@ class Rollouts:
             tensors["old_BT"] = self.stepper.scores(tensors, is_reference=False)
         num_tokens = float(sum(len(question.tokens) for question in questions) + lengths_N.sum() - len(questions))
         counts = BatchCounts(first=number, num_batches=1, num_labels=float(lengths_N.sum()), num_tokens=num_tokens)
-        rewards = self._rewards(rewards_N, scores_NV, lengths_N, is_cut_N)
+        rewards = written.means(self.settings.rewards) | self._of_groups(written.rewards_N)
         return LoadedBatch(tensors=tensors, counts=counts, rewards=rewards)
 
-    def _completions(self, questions: Sequence[PromptWithAnswer], number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Tokens [N, C], -1 behind the last; scores [N, V], fp64; whether the length has cut it [N]."""
+    def _written(self, questions: Sequence[PromptWithAnswer], first: int) -> Written:
+        """Write and score a completion to each; `first` is the number of the first."""
         own = range(self.where.rank, len(questions), self.where.num_ranks)
-        done = self._write([questions[i].tokens for i in own], [number * len(questions) + i for i in own])
+        done = self._write([questions[i].tokens for i in own], [first + i for i in own])
         judged = [
             Judged(prompt=questions[i].text, completion=one.text, reference=questions[i].reference,
                    num_tokens=len(one.tokens))
@@ -123,13 +198,18 @@ class Rollouts:
         for i, one in zip(own, done, strict=True):
             found[i, : len(one.tokens)] = torch.tensor(one.tokens, dtype=torch.float64) + 1
             found[i, width] = one.ending is GenerationEnding.MAX_TOKENS
-        for column, reward in enumerate(rewards):
+        for column, reward in enumerate(rewards if done else ()):
             found[list(own), width + 1 + column] = torch.tensor(scores(reward, judged), dtype=torch.float64)
         if self.where.num_ranks > 1:
             found = found.to(self.where.device)
             dist.all_reduce(found)
             found = found.cpu()
-        return found[:, :width].long() - 1, found[:, width + 1 :], found[:, width]
+        scores_NV = found[:, width + 1 :]
+        weights = torch.tensor([reward.weight for reward in rewards], dtype=torch.float64)
+        return Written(
+            questions=questions, tokens_NC=found[:, :width].long() - 1, lengths_N=(found[:, :width] > 0).sum(1),
+            scores_NV=scores_NV, rewards_N=scores_NV @ weights, is_cut_N=found[:, width],
+        )  # fmt: skip
 
     def _write(self, prompts: Sequence[Sequence[int]], numbers: Sequence[int]) -> list[Completed]:
         s = self.settings
@@ -142,6 +222,8 @@ class Rollouts:
             temperature=s.temperature, top_k=s.top_k, top_p=None if s.top_p == 1 else s.top_p, seed=self.run.train.seed
         )
         model = self._whole()
+        if not asked:  # there are more processes than prompts
+            return []
         with as_reference(model, adapters=()), CachedModel(model) as cached:
             return complete_batch(cached, asked, sampling=sampling, tokenizer=self.tokenizer)
 
@@ -165,20 +247,10 @@ class Rollouts:
         is_written_N = np.arange(len(tokens_N)) >= len(prompt)
         return assemble(tokens_N, is_written_N, np.zeros(1, np.int64), length=self.run.sequence_length)
 
-    def _rewards(
-        self, rewards_N: Tensor, scores_NV: Tensor, lengths_N: Tensor, is_cut_N: Tensor
-    ) -> Mapping[str, float]:
-        """Means over the completions of a step, as a record has them."""
+    def _of_groups(self, rewards_N: Tensor) -> Mapping[str, float]:
         groups_XS = rewards_N.view(-1, self.settings.group)
-        means = {
-            "mean": rewards_N.mean(),
-            "deviation": groups_XS.std(1).mean(),
-            "length": lengths_N.double().mean(),
-            "cut": is_cut_N.mean(),
-            "equal_groups": (groups_XS == groups_XS[:, :1]).all(1).double().mean(),
-        }
-        of_verifiers = zip(_names(self.settings.rewards), scores_NV.mean(0), strict=True)
-        return {name: mean.item() for name, mean in (*means.items(), *of_verifiers)}
+        is_equal_X = (groups_XS == groups_XS[:, :1]).all(1).double()
+        return {"deviation": groups_XS.std(1).mean().item(), "equal_groups": is_equal_X.mean().item()}
 
 
 def _names(rewards: Sequence[Reward]) -> list[str]:

@@ -425,10 +425,12 @@ class Trainer:
         self.assembly.eval_mode()
         timed, averaged = self.clock.during(TrainingPhase.VALIDATION), self.assembly.optimizer.averaged()
         with timed, self.progress.phase("validating"), averaged:
-            losses = validation_losses(
-                self.loader, self._loss_of, best_by=evaluate.best_by, before_batch=self.watchdog.start_timer
-            )
-            if sums := self.assembly.collect_reward_sums():
+            settings: Any = {"best_by": evaluate.best_by, "before_batch": self.watchdog.start_timer}
+            if self.rollouts is not None:
+                losses = self.rollouts.validation(**settings)
+            else:
+                losses = validation_losses(self.loader, self._loss_of, **settings)
+            if self.run.train.preference and (sums := self.assembly.collect_reward_sums()):
                 losses = replace(losses, rewards=rewards_from(self._sum_over_processes(torch.zeros(()), *sums)[1:]))
         self.watchdog.stop_timer()
         self.assembly.train_mode()
@@ -487,6 +489,8 @@ class Trainer:
                 entry["validation_rewards"] = validation.rewards
         if outcome.rewards:
             entry["rewards"] = outcome.rewards
+        if self.rollouts is not None and (validation is not None or step + 1 == self.num_steps):
+            entry["completions"] = self.rollouts.shown
         if outcome.prediction_losses:
             entry["prediction_losses"] = list(outcome.prediction_losses)
         if outcome.load_ratio:

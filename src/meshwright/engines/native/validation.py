@@ -21,7 +21,7 @@ class ValidationLosses:
     by_source: Mapping[str, float]
     mean: float  # of the labels of all sources
     best_by: str  # the source whose loss decides, or MEAN
-    rewards: Mapping[str, float] = field(default_factory=dict)  # of all pairs of answers; empty without
+    rewards: Mapping[str, float] = field(default_factory=dict)  # of pairs of answers, or completions; empty without
 
     @property
     def loss(self) -> float:
@@ -41,12 +41,13 @@ class ValidationLosses:
         '1.0000 of code (web 2.0000, code 1.0000, mean 1.5000)'
         """
         r = self.rewards
-        of_pairs = f", margin {r['margin']:.4f}, accuracy {100 * r['accuracy']:.1f} %" if r else ""
+        rewards = f", margin {r['margin']:.4f}, accuracy {100 * r['accuracy']:.1f} %" if "margin" in r else ""
+        rewards += f", reward {r['mean']:.4f}" if "mean" in r else ""
         if not self.named:
-            return f"{self.loss:.4f}{of_pairs}"
+            return f"{self.loss:.4f}{rewards}"
         each = ", ".join(f"{name} {loss:.4f}" for name, loss in self.named.items())
         of = "" if self.best_by == MEAN else f" of {self.best_by}"
-        return f"{self.loss:.4f}{of} ({each}){of_pairs}"
+        return f"{self.loss:.4f}{of} ({each}){rewards}"
 
 
 def validation_losses(
