@@ -163,15 +163,29 @@ ONE_RANK = {"one": {"r": 4, "lora_alpha": 8, "target_modules": ["q_proj", "v_pro
 
 
 @pytest.mark.parametrize("factors", [[0.7, 0.3], [1.5, -0.5], [0.0, -1.0]])
-@pytest.mark.parametrize(("how", "density"), [("linear", None), ("svd", None), ("ties", 0.4), ("ties", 1.0)])
-def test_a_combination_equals_pefts(meshwright, base, tmp_path, how, density, factors):
+@pytest.mark.parametrize(
+    ("how", "density"),
+    [
+        ("linear", None), ("svd", None), ("ties", 0.4), ("ties", 1.0), ("magnitude_prune", 0.3), ("dare_ties", 0.5),
+        ("dare_linear", 0.5), ("dare_linear", 1.0),
+    ],
+)  # fmt: skip
+def test_a_combination_equals_pefts(meshwright, base, tmp_path, monkeypatch, how, density, factors):
     folders = write_adapters(base, tmp_path / "adapters", ONE_RANK)
     options = [part for folder in folders.values() for part in ("--adapter", str(folder))]
     options += [part for factor in factors for part in ("--factor", str(factor))]
     options += ["--combination", how, *(["--density", str(density)] if density else [])]
+    options += ["--seed", "7"] if how.startswith("dare") else []
     done = meshwright("checkpoint", "to-hf", base, tmp_path / "out", "--merge", "--dtype", "fp32", *options)
     assert done.exit_code == 0, done.stderr
     model = theirs(base, folders)
+    inject = type(model.base_model).inject_adapter
+
+    def seeded(*given, **named):  # which draws the beginning of the new adapter
+        inject(*given, **named)
+        torch.manual_seed(7)
+
+    monkeypatch.setattr(type(model.base_model), "inject_adapter", seeded)
     model.add_weighted_adapter(list(folders), factors, "sum", combination_type=how, density=density)
     model.set_adapter("sum")
     expected = model.merge_and_unload().state_dict()
@@ -183,7 +197,8 @@ def test_a_combination_equals_pefts(meshwright, base, tmp_path, how, density, fa
     ("options", "message"),
     [
         (["--merge", "--adapter", "{plain}", "--combination", "svd"], "--combination needs two adapters"),
-        (["--merge", "--combination", "ties", *TWO], "--density is for --combination ties, which needs it"),
+        (["--merge", "--combination", "dare_ties", *TWO], "--density is for --combination ties, dare_linear"),
+        (["--merge", "--combination", "svd", "--seed", "1", *TWO], "--seed is for --combination dare_linear and"),
         (["--merge", "--density", "0.5", *TWO], "--density is for --combination ties"),
         (["--merge", "--combination", "ties", "--density", "2", *TWO], "2 is not above 0, up to 1"),
         (["--merge", "--combination", "linear", *TWO], "linear adds adapters of one rank"),

@@ -54,7 +54,7 @@ def to_hf(
 ) -> Document:
     """Write a checkpoint, or base weights with `adapters` added, as Hugging Face weights to the folder `weights`.
 
-    `sums`: the combination of adapters and its density.
+    `sums`: the combination of adapters, its density and its seed.
     """
     if adapters:
         if run is not None or step is not None or dequantised:

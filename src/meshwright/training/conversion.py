@@ -96,6 +96,7 @@ def load_merged(
     new_rows: str | None = None,
     combination: Combination = "cat",
     density: float | None = None,
+    seed: int | None = None,
 ) -> Transformer:
     """The whole model on the host: `weights` with the adapters of PEFT folders added, each times a number, in fp32.
 
@@ -107,7 +108,7 @@ def load_merged(
     load_weights(module, weights.folder, new_rows=new_rows)
     named = NamedAdapters(module, base=weights.folder)
     if is_sum:
-        add_combined(named, adapters, combination, density=density)
+        add_combined(named, adapters, combination, density=density, seed=seed or 0)
     else:
         (folder,) = adapters
         named.add(str(folder), folder)

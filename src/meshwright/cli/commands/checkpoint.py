@@ -8,7 +8,7 @@ from typing import Any, Literal
 import click
 
 from meshwright import runfile
-from meshwright.cli.options import AmountRange, AmountType, PathType, StepType
+from meshwright.cli.options import AmountRange, AmountType, CountRange, PathType, StepType
 from meshwright.cli.output import Align, emit, exit_unless, load_with_torch, note, print_line, print_table
 from meshwright.cli.verbs import verb
 from meshwright.errors import InputError
@@ -17,6 +17,8 @@ from meshwright.units import format_bytes, format_count
 
 Document = dict[str, Any]
 StepChoice = int | Literal["best"] | None
+PRUNED = ("ties", "dare_linear", "dare_ties", "magnitude_prune")
+"""Combinations of adapters that need a density."""
 RUN_SUFFIXES = (".yaml", ".yml")
 
 
@@ -39,13 +41,19 @@ RUN_SUFFIXES = (".yaml", ".yml")
     help="A factor of each --adapter, in their order, for a weighted sum.  [default: 1]",
 )  # fmt: skip
 @click.option(
-    "--combination", type=click.Choice(["cat", "linear", "svd", "ties"]), default="cat", show_default=True,
+    "--combination", type=click.Choice(["cat", "linear", "svd", *PRUNED]), default="cat", show_default=True,
     help="How the adapters are added, as PEFT names it.",
 )  # fmt: skip
 @click.option(
     "--density", type=AmountRange(1), metavar="X",
-    help="With ties: the share of each adapter's values that it keeps, the largest.",
+    help="With ties, dare_linear, dare_ties and magnitude_prune: the share of each adapter's values that they keep.",
 )  # fmt: skip
+@click.option(
+    "--seed",
+    type=CountRange(0, 2**63 - 1),
+    metavar="N",
+    help="With dare_linear and dare_ties: of the values kept.  [default: 0]",
+)
 @click.option(
     "--dequantised", is_flag=True,
     help="With --merge: into the quantised base of the training, rounded to its format and back.",
@@ -73,11 +81,13 @@ def command(*, kind: str, where: Path, weights: Path | None, step: StepChoice, *
         raise InputError("--adapter needs --merge", hint="add --merge")
     if of_export["factors"] and len(of_export["factors"]) != len(of_export["adapters"]):
         raise InputError("--factor", got=len(of_export["factors"]), allowed=f"{len(of_export['adapters'])}, or none")
-    is_sum, is_ties = of_export["combination"] != "cat", of_export["combination"] == "ties"
-    if is_sum and len(of_export["adapters"]) < 2:
+    how = of_export["combination"]
+    if how != "cat" and len(of_export["adapters"]) < 2:
         raise InputError("--combination needs two adapters", hint="--factor takes one adapter times a number")
-    if (of_export["density"] is None) == is_ties:
-        raise InputError("--density is for --combination ties, which needs it", hint="--density 0.5")
+    if (of_export["density"] is None) == (how in PRUNED):
+        raise InputError(f"--density is for --combination {', '.join(PRUNED)}, which need it", hint="--density 0.5")
+    if of_export["seed"] is not None and not how.startswith("dare"):
+        raise InputError("--seed is for --combination dare_linear and dare_ties", got=how)
     if of_export["dequantised"] and not of_export["merge"]:
         raise InputError("--dequantised needs --merge", hint="add --merge")
     run = runfile.load(where) if where.suffix in RUN_SUFFIXES else None
