@@ -12,6 +12,7 @@ from meshwright.answers.quantities import fit_text
 from meshwright.engines.base import ExternalProgramsEngine, Launch, TrainingEngine, check_export, find_engine, refuse
 from meshwright.engines.beginning import note_on_switches
 from meshwright.engines.choice import notes_on_own_programs, planned
+from meshwright.engines.epochs import with_epochs_of_engine
 from meshwright.engines.local import with_accelerator_file, write_files
 from meshwright.errors import InputError, MeshwrightError
 from meshwright.files import PARTIAL
@@ -92,6 +93,7 @@ def export_run(run: Run, folder: Path) -> RunExport:
 
     Raises InputError for what the engine refuses, or where `folder` is not empty or cannot be written.
     """
+    run, counted = with_epochs_of_engine(run)
     refuse(run.engine, check_export(run))
     run = planned(run, is_export=True)
     launch, notes = _lowered(find_engine(run.engine), run, folder)
@@ -105,7 +107,7 @@ def export_run(run: Run, folder: Path) -> RunExport:
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from error
     memory, cautions = plan_memory(run)
-    notes += [*note_on_switches(run, is_export=True), *cautions]
+    notes += [*([counted] if counted else []), *note_on_switches(run, is_export=True), *cautions]
     return RunExport(run=run, launch=launch, folder=folder, memory=memory, notes=tuple(notes))
 
 

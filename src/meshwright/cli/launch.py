@@ -18,6 +18,7 @@ from meshwright.cli.output import emit_json, emit_text, emitted_json, note, prin
 from meshwright.cli.run_input import run_from
 from meshwright.engines.base import find_engine
 from meshwright.engines.choice import planned
+from meshwright.engines.epochs import with_epochs_of_engine
 from meshwright.engines.folders import locked, locked_checkpoints, refuse_finished
 from meshwright.engines.local import with_accelerator_file
 from meshwright.errors import InputError
@@ -189,6 +190,7 @@ def request_for(
     numa: bool,
 ) -> tuple[LaunchRequest, Dispatch]:
     """The run with its command, nodes and environment; and the files and commands that start it at `place`."""
+    run, counted = with_epochs_of_engine(run)
     run = _with_plan(run)
     here = folder or results_folder(run, resume=resume)
     there = _folder_there(run.name, here, place, site, given)
@@ -228,7 +230,8 @@ def request_for(
         resume=resume,
         numa=site.numa or numa,
     )  # fmt: skip
-    return request, _dispatch(place, request, site, given, here=here)
+    found = _dispatch(place, request, site, given, here=here)
+    return request, replace(found, notes=(*found.notes, counted)) if counted else found
 
 
 def _with_plan(run: Run) -> Run:

@@ -8,8 +8,27 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from meshwright.engines.base import check_export
 from meshwright.errors import InputError
 from meshwright.specs.run import Run, with_warmup_steps
+from meshwright.training.cpu_libraries import require_torch
+
+
+def with_epochs_of_engine(run: Run) -> tuple[Run, str | None]:
+    """As `with_counted_epochs`, where the engine takes steps alone and the data is on this machine; else unchanged.
+
+    Raises MissingDependencyError where PyTorch, which reads the data, is absent.
+    """
+    takes_steps = run.train.epochs is not None and any(p.key == "train.epochs" for p in check_export(run))
+    if not takes_steps or run.data.is_synthetic:
+        return run, None
+    require_torch("counting the samples of train.epochs")
+    from meshwright.training.data.source import is_from_hub
+
+    if any(is_from_hub(source.path) for source in run.data.sources.values()):
+        return run, None
+    run, line = with_counted_epochs(run)
+    return run, f"{line}, as {run.engine} takes steps; count again where the data changes"
 
 
 def with_counted_epochs(run: Run) -> tuple[Run, str | None]:

@@ -197,7 +197,7 @@ def _said(value: Any) -> str:
 def endless(run: Run) -> Iterator[Unsupported]:
     """A run without a number of steps or tokens. `train` has counted its epochs before."""
     has_epochs, hint = run.train.epochs is not None, "for example --set train.steps=100"
-    counted = "only `train` counts the data: give a number of steps"
+    counted = "`train`, and of data on this machine `export` and `launch`, count it: give a number of steps"
     return applying(
         (has_epochs, "train.epochs", counted, "for example --set train.epochs=null --set train.steps=100"),
         (not has_epochs and run.num_steps is None, "train", "says neither steps nor tokens", hint),

@@ -85,3 +85,35 @@ def test_epochs_that_cannot_be_counted_are_refused(more, words, tmp_path):
 def test_random_tokens_have_no_epochs():
     with pytest.raises(InputError, match="random tokens have no end"):
         with_counted_epochs(tiny_run("train.steps=null", "train.epochs=2"))
+
+
+@pytest.mark.parametrize(
+    ("engine", "sharding"), [("megatron", "optimizer"), ("maxtext", "parameters"), ("torchtitan", "parameters")]
+)
+def test_an_engine_that_takes_steps_is_given_those_of_the_epochs(meshwright, engine, sharding, tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("some text to learn " * 400)
+    (tmp_path / "run.yaml").write_text(TEXT)
+    of_run = [
+        "model=llama3.1-8b", f"engine={engine}", "cluster=h100-8x1", "precision=bf16",
+        f"parallel={{data_shard: 8, sharding: {sharding}, recompute: full}}",
+        "batch={global_sequences: 16, micro: 1}", f"data={{source: {text}, tokenizer: bytes, sequence_length: 128}}",
+        "train={epochs: 3}", "optimizer={learning_rate: 1e-3, warmup_ratio: 0.1}",
+    ]  # fmt: skip
+    given = [part for override in of_run for part in ("--set", override)]
+    out = tmp_path / "out"
+    done = meshwright("export", tmp_path / "run.yaml", "--out", out, *given)
+    assert done.exit_code == 0, done.stderr
+    counted, _ = with_counted_epochs(runfile.load(tmp_path / "run.yaml", overrides=of_run))
+    assert f"3 epochs are {counted.num_steps} steps, as {engine} takes steps" in " ".join(done.stderr.split())
+    with_steps = [*given, "--set", f"train={{tokens: {counted.train.tokens}}}"]
+    again = meshwright("export", tmp_path / "run.yaml", "--out", tmp_path / "again", *with_steps)
+    assert again.exit_code == 0, again.stderr
+    for file in (path for path in out.rglob("*") if path.is_file()):
+        other = tmp_path / "again" / file.relative_to(out)
+        assert other.read_text().replace(str(tmp_path / "again"), str(out)) == file.read_text().replace(
+            "epochs: null, ", ""
+        )
+    launched = meshwright("launch", tmp_path / "run.yaml", "--dry-run", "--on", "slurm", *given)
+    assert launched.exit_code == 0, launched.stderr
+    assert f"3 epochs are {counted.num_steps} steps" in " ".join(launched.stderr.split())
