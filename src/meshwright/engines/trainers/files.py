@@ -158,7 +158,8 @@ def _sort(
     if not kind.shares_work and isinstance(inline := content.get("deepspeed"), Mapping):
         content = {key: value for key, value in content.items() if key != "deepspeed"}
         named.append((table("deepspeed"), file / "deepspeed", dict(inline)))
-    if isinstance(name := content.get("fsdp_config"), str) and kind.has_below("fsdp_config"):
+    name, is_known = content.get("fsdp_config"), kind.has_below("fsdp_config")
+    if is_known and isinstance(name, str) and not kind.is_off("fsdp_config", name):
         path = _named(name, file=file)
         if path is None:
             raise _absent(name, file=file, key="fsdp_config")

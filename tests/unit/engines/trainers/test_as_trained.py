@@ -254,6 +254,7 @@ def test_fsdp_in_a_file_that_a_configuration_names(read, tmp_path):
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "fsdp.json").write_text('{"fsdp_offload_params": true, "xla": false}')
     assert read(named) == read(named | {"fsdp_config": {"offload_params": True}})
+    assert read(named | {"fsdp_config": ""}) == read(named | {"fsdp_config": {}})
     (tmp_path / "conf" / "fsdp.json").write_text('{"fsdp_lazy": true}')
     with pytest.raises(InputError, match=r"no such key: got 'fsdp_config.fsdp_lazy'"):
         read(named)
