@@ -155,7 +155,7 @@ def _verdict(inside: Sequence[MeasuredQuantity]) -> str:
 
 def _loss(done: TrainingRun) -> PageSection:
     # The validation loss of completions is their reward with a minus sign.
-    steps = [s | {"validation_loss": None} if "mean" in s.get("rewards", ()) else s for s in done.steps]
+    steps = [{**s, "validation_loss": None} if "mean" in s.get("rewards", ()) else s for s in done.steps]
     return PageSection(title="Loss", parts=[figure(figures.loss_svg(steps), legend=_loss_legend(steps))])
 
 

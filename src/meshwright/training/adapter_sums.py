@@ -94,7 +94,7 @@ def _matrices(name: str, module: nn.Module) -> Iterator[tuple[str, Tensor, Tenso
 def _product(parts: list[_Part], how: Combination, *, density: float | None, generator: torch.Generator) -> Tensor:
     roots = torch.tensor([part.weight for part in parts]).abs().sqrt()[:, None, None]
     signs = torch.tensor([1.0 if part.weight >= 0 else -1.0 for part in parts])[:, None, None]
-    each_a, each_b = (torch.stack([part[side].float() for part in parts]) for side in (0, 1))
+    each_a, each_b = torch.stack([part.a.float() for part in parts]), torch.stack([part.b.float() for part in parts])
     if density is not None and density < 1:
         each_a, each_b = (_pruned(each, how, density, generator) for each in (each_a, each_b))
     a, b = _sum(each_a, roots * signs, how), _sum(each_b, roots, how)

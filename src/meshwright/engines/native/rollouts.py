@@ -180,7 +180,7 @@ class Rollouts:
             tensors["old_BT"] = self.stepper.scores(tensors, is_reference=False)
         num_tokens = float(sum(len(question.tokens) for question in questions) + lengths_N.sum() - len(questions))
         counts = BatchCounts(first=number, num_batches=1, num_labels=float(lengths_N.sum()), num_tokens=num_tokens)
-        rewards = written.means(self.settings.rewards) | self._of_groups(written.rewards_N)
+        rewards = {**written.means(self.settings.rewards), **self._of_groups(written.rewards_N)}
         return LoadedBatch(tensors=tensors, counts=counts, rewards=rewards)
 
     def _written(self, questions: Sequence[PromptWithAnswer], first: int) -> Written:
