@@ -169,7 +169,7 @@ def test_a_note_can_leave_out_multi_token_prediction(conditions: dict[str, RunCo
 
 @pytest.mark.parametrize(
     ("vintage", "accelerator", "graphs"),
-    [(2024.45, "h100", CudaGraphs.NONE), (2024.87, "h100", CudaGraphs.PARTIAL), (2024.87, "b200", CudaGraphs.PARTIAL)],
+    [(2024.45, "h100", CudaGraphs.NONE), (2024.87, "h100", CudaGraphs.PARTIAL), (2025.42, "b200", CudaGraphs.FULL)],
 )
 def test_adapters_of_mlperf_have_graphs_since_its_round_4_1(
     vintage: float, accelerator: str, graphs: CudaGraphs
@@ -184,7 +184,6 @@ def test_adapters_of_mlperf_have_graphs_since_its_round_4_1(
     )
     assert found
     assert found.features.cuda_graphs is graphs
-    assert found.features.fp8_attention
 
 
 @pytest.mark.parametrize(
