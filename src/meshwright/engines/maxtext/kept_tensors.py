@@ -1,7 +1,7 @@
 """MaxText's rematerialisation policies as modules that are recomputed, and the share of kept tensors on the host.
 
 A policy keeps named tensors of a layer, on the device or in host memory, beside the layer's input (layers/
-nnx_decoders.py, get_remat_policy). What it does not keep is computed again from what it keeps.
+nnx_decoders.py, get_remat_policy). The backward pass computes a layer's other tensors again from these.
 """
 
 from __future__ import annotations
